@@ -1,0 +1,60 @@
+from fleet.models.agent import AgentConnection, AgentIdentity, EnrolmentToken, KeyChangeRequest
+from fleet.models.gpu import Gpu, MigSlice, ProtectedPlacement, Workload
+from fleet.models.health import (
+    Finding,
+    GpuHealth,
+    HealthState,
+    HealthTransition,
+    MaintenanceWindow,
+    NodeHealth,
+    ObjectKind,
+    SiteHealth,
+    XidEvent,
+)
+from fleet.models.job import ImportRow, InventoryImport, Job, JobLogLine
+from fleet.models.node import Node
+from fleet.models.policy import AuditEntry, DesiredDocument, ObservedControl, Policy
+from fleet.models.reading import GpuReading, LastKnownReading, ServiceReading, SliceReading
+from fleet.models.reconcile import Disagreement, Source
+from fleet.models.sender import DataQuality, Sender
+from fleet.models.site import Area, Region, Site
+
+__all__ = [
+    "AgentConnection",
+    "AgentIdentity",
+    "Area",
+    "AuditEntry",
+    "DataQuality",
+    "DesiredDocument",
+    "Disagreement",
+    "EnrolmentToken",
+    "Finding",
+    "Gpu",
+    "GpuHealth",
+    "GpuReading",
+    "HealthState",
+    "HealthTransition",
+    "ImportRow",
+    "InventoryImport",
+    "Job",
+    "JobLogLine",
+    "KeyChangeRequest",
+    "LastKnownReading",
+    "MaintenanceWindow",
+    "MigSlice",
+    "Node",
+    "NodeHealth",
+    "ObjectKind",
+    "ObservedControl",
+    "Policy",
+    "ProtectedPlacement",
+    "Region",
+    "Sender",
+    "ServiceReading",
+    "Site",
+    "SiteHealth",
+    "SliceReading",
+    "Source",
+    "Workload",
+    "XidEvent",
+]

@@ -1,0 +1,35 @@
+"""Fixtures that every test may use."""
+
+import os
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connection
+from pytest_django.plugin import DjangoDbBlocker
+
+from script.servers import APP_ROLE, OWNER_ROLE
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Create the test database as the owner, migrate it, and let every test run as the application role."""
+    config = settings.DATABASES["default"]
+    name = f"test_masthead_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    admin = f"postgresql://{OWNER_ROLE}@{config['HOST']}:{config['PORT']}/postgres"
+    with psycopg.connect(admin, autocommit=True) as owner:
+        owner.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        owner.execute(f'CREATE DATABASE "{name}"')
+    with django_db_blocker.unblock():
+        connection.close()
+        connection.settings_dict.update(NAME=name, USER=OWNER_ROLE)
+        call_command("setup_database", allow_truncate=True, verbosity=0)
+        connection.close()
+        connection.settings_dict.update(NAME=name, USER=APP_ROLE)
+    yield
+    with django_db_blocker.unblock():
+        connection.close()
+    with psycopg.connect(admin, autocommit=True) as owner:
+        owner.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')

@@ -13,6 +13,14 @@ from pytest_django.plugin import DjangoDbBlocker
 from script.servers import APP_ROLE, OWNER_ROLE
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that drive a browser or several processes run one after the other, in one worker."""
+    for item in items:
+        if item.get_closest_marker("browser") or item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.xdist_group("heavy"))
+
+
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """Create the test database as the owner, migrate it, and let every test run as the application role."""

@@ -1,0 +1,81 @@
+"""What an agent and the console say to each other. The only part of the agent that the console's apps import.
+
+`wire` reads and writes strict JSON, `inventory` and `health` say what a node reports, `document` is the signed desired state,
+`messages` are the messages of the socket, `enrolment` is what happens before there is one.
+"""
+
+from agent.protocol.document import Control, DesiredState, DocumentError, Layer, ProtectedSpan, SignedDocument, key_id_of, sign_document, verify_document
+from agent.protocol.enrolment import Bundle, EnrolAnswer, EnrolRequest, EnrolStatus, enrolment_statement, fingerprint_of
+from agent.protocol.health import Condition, DriverMismatch, GpuCondition, HealthReport
+from agent.protocol.inventory import GpuFacts, InventoryReport, NodeFacts, Sharing, SliceFacts, WorkloadFacts
+from agent.protocol.messages import (
+    PROTOCOL_VERSION,
+    Ack,
+    AgentMessage,
+    Auth,
+    Challenge,
+    CloseCode,
+    Fetch,
+    GatewayMessage,
+    Heartbeat,
+    NoDocument,
+    Observation,
+    ObservedReport,
+    ObservedState,
+    Refusal,
+    Resend,
+    Welcome,
+    authentication_statement,
+    parse_agent_message,
+    parse_gateway_message,
+)
+from agent.protocol.wire import MAX_MESSAGE_BYTES, ProtocolError
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "PROTOCOL_VERSION",
+    "Ack",
+    "AgentMessage",
+    "Auth",
+    "Bundle",
+    "Challenge",
+    "CloseCode",
+    "Condition",
+    "Control",
+    "DesiredState",
+    "DocumentError",
+    "DriverMismatch",
+    "EnrolAnswer",
+    "EnrolRequest",
+    "EnrolStatus",
+    "Fetch",
+    "GatewayMessage",
+    "GpuCondition",
+    "GpuFacts",
+    "HealthReport",
+    "Heartbeat",
+    "InventoryReport",
+    "Layer",
+    "NoDocument",
+    "NodeFacts",
+    "Observation",
+    "ObservedReport",
+    "ObservedState",
+    "ProtectedSpan",
+    "ProtocolError",
+    "Refusal",
+    "Resend",
+    "Sharing",
+    "SignedDocument",
+    "SliceFacts",
+    "Welcome",
+    "WorkloadFacts",
+    "authentication_statement",
+    "enrolment_statement",
+    "fingerprint_of",
+    "key_id_of",
+    "parse_agent_message",
+    "parse_gateway_message",
+    "sign_document",
+    "verify_document",
+]

@@ -12,11 +12,14 @@ import pwd
 import shutil
 import signal
 import socket
+import stat
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+ADMIN_ROLE = "masthead_admin"
 OWNER_ROLE = "masthead_owner"
 APP_ROLE = "masthead_app"
 
@@ -57,6 +60,17 @@ def port_answers(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
+def reachable_by(path: Path, user: str) -> bool:
+    """Whether `user` may enter every folder that leads to `path`."""
+    account = pwd.getpwnam(user)
+    for folder in path.resolve().parents:
+        info = folder.stat()
+        bit = stat.S_IXUSR if info.st_uid == account.pw_uid else stat.S_IXGRP if info.st_gid == account.pw_gid else stat.S_IXOTH
+        if not info.st_mode & bit:
+            return False
+    return True
+
+
 class Server:
     """A child process with a log file. `stop` is idempotent."""
 
@@ -67,19 +81,9 @@ class Server:
         self.log = folder / f"{self.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def spawn(self, command: list[str], *, user: str | None = None, cwd: Path | None = None) -> None:
+    def spawn(self, command: list[str]) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                cwd=cwd or self.folder,
-                user=user,
-                group=user and pwd.getpwnam(user).pw_gid,
-                extra_groups=[] if user else None,
-                start_new_session=True,
-            )
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder, start_new_session=True)
 
     def stop(self, *, sig: int = signal.SIGTERM, timeout_seconds: float = 20) -> None:
         process, self.process = self.process, None
@@ -94,15 +98,19 @@ class Server:
 
 
 class Postgres(Server):
-    """A private PostgreSQL cluster. As root it runs as the `postgres` system user, since PostgreSQL refuses root."""
+    """A private PostgreSQL cluster. As root it runs as the `postgres` system user, since PostgreSQL refuses root.
+
+    `passwords` (of the three roles) asks every connection for one; without them anybody on this machine may connect, which is for tests.
+    """
 
     name = "postgres"
 
-    def __init__(self, folder: Path, *, port: int | None = None, durable: bool = True) -> None:
+    def __init__(self, folder: Path, *, port: int | None = None, durable: bool = True, passwords: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder)
         self.port = port or free_port()
         self.durable = durable
+        self.passwords = dict(passwords or {})
         self.user = self._system_user() if os.geteuid() == 0 else None
         self.data = folder / "data"
 
@@ -117,91 +125,71 @@ class Postgres(Server):
         raise ServerError("PostgreSQL refuses to run as root and no system user 'postgres' exists. On Debian: apt-get install postgresql-common")
 
     def url(self, *, role: str = APP_ROLE, database: str = "masthead") -> str:
-        return f"postgresql://{role}@127.0.0.1:{self.port}/{database}"
+        login = f"{role}:{self.passwords[role]}" if self.passwords else role
+        return f"postgresql://{login}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
         if self.user:
             shutil.chown(self.folder, self.user, pwd.getpwnam(self.user).pw_gid)
-        fresh = not (self.data / "PG_VERSION").exists()
+        fresh = not (self.data / "PG_VERSION").exists() or not (self.folder / "ready").exists()
         if fresh:
-            if self.data.exists():
-                shutil.rmtree(self.data)
-            self._run(
-                [
-                    find_binary("initdb", "postgresql-15"),
-                    "-D",
-                    str(self.data),
-                    "-U",
-                    "masthead_admin",
-                    "-A",
-                    "trust",
-                    "-E",
-                    "UTF8",
-                    "--locale=C.UTF-8",
-                    "--no-sync",
-                ]
-            )
+            self._initialise()
         if (self.data / "postmaster.pid").exists():
             self._remove_stale_pid()
-        options = [
-            "-p",
-            str(self.port),
-            "-k",
-            str(self.folder),
-            "-c",
-            "listen_addresses=127.0.0.1",
-            "-c",
-            "max_connections=200",
-            "-c",
-            "shared_buffers=256MB",
-            "-c",
-            "jit=off",
-        ]
+        options = {"listen_addresses": "127.0.0.1", "max_connections": "200", "shared_buffers": "256MB", "jit": "off"}
         if not self.durable:
-            options += ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]
+            options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         self.log.touch()
-        self.spawn([find_binary("postgres", "postgresql-15"), "-D", str(self.data), *options], user=self.user)
+        self.spawn(self._as_system_user([find_binary("postgres", "postgresql-15"), "-D", str(self.data), "-p", str(self.port), "-k", "", *flags]))
         wait_until(self._accepts, timeout_seconds=60, what="PostgreSQL", log=self.log)
         if fresh:
-            self.psql(f"CREATE ROLE {OWNER_ROLE} LOGIN CREATEDB NOSUPERUSER; CREATE ROLE {APP_ROLE} LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE;")
+            self.psql(
+                f"CREATE ROLE {OWNER_ROLE} LOGIN CREATEDB NOSUPERUSER{self._password_clause(OWNER_ROLE)};"
+                f"CREATE ROLE {APP_ROLE} LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE{self._password_clause(APP_ROLE)};"
+            )
             self.psql(f"CREATE DATABASE masthead OWNER {OWNER_ROLE};")
+            (self.folder / "ready").touch()
 
     def stop(self, *, sig: int = signal.SIGINT, timeout_seconds: float = 20) -> None:
         super().stop(sig=sig, timeout_seconds=timeout_seconds)
 
     def psql(self, statements: str, *, database: str = "postgres") -> None:
-        command = [
-            find_binary("psql", "postgresql-client-15"),
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-q",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(self.port),
-            "-U",
-            "masthead_admin",
-            "-d",
-            database,
-            "-c",
-            statements,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        """Run statements as the cluster's administrator. `ServerError` with psql's words when one fails."""
+        target = ["-h", "127.0.0.1", "-p", str(self.port), "-U", ADMIN_ROLE, "-d", database]
+        command = [find_binary("psql", "postgresql-client-15"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *target]
+        environment = os.environ | ({"PGPASSWORD": self.passwords[ADMIN_ROLE]} if self.passwords else {})
+        done = subprocess.run(command, input=statements, capture_output=True, text=True, env=environment)
         if done.returncode:
             raise ServerError(f"psql: {done.stderr.strip()}")
 
-    def _run(self, command: list[str]) -> None:
-        done = subprocess.run(
-            command,
-            user=self.user,
-            group=self.user and pwd.getpwnam(self.user).pw_gid,
-            extra_groups=[] if self.user else None,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-        )
+    def _initialise(self) -> None:
+        """Make the cluster; one that was left half made is made again."""
+        if self.data.exists():
+            shutil.rmtree(self.data)
+        with tempfile.NamedTemporaryFile("w", dir=self.folder) as password_file:
+            password_file.write(self.passwords.get(ADMIN_ROLE, ""))
+            password_file.flush()
+            if self.user:
+                shutil.chown(password_file.name, self.user)
+            access = ["-A", "scram-sha-256", "--pwfile", password_file.name] if self.passwords else ["-A", "trust"]
+            command = [find_binary("initdb", "postgresql-15"), "-D", str(self.data), "-U", ADMIN_ROLE, *access, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
+            done = subprocess.run(self._as_system_user(command), capture_output=True, text=True, cwd=self.folder)
         if done.returncode:
-            raise ServerError(f"{Path(command[0]).name}: {done.stderr.strip()}")
+            raise ServerError(f"initdb: {done.stderr.strip()}")
+
+    def _password_clause(self, role: str) -> str:
+        return f" PASSWORD '{self.passwords[role]}'" if self.passwords else ""
+
+    def _as_system_user(self, command: list[str]) -> list[str]:
+        if not self.user:
+            return command
+        account = pwd.getpwnam(self.user)
+        drop = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+        if not (reachable_by(Path(command[0]), self.user) and reachable_by(self.data, self.user)):
+            # A folder above is closed to it (on some images even / is): it may then pass and read everywhere, so only where nothing else works.
+            drop += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+        return [*drop, *command]
 
     def _accepts(self) -> bool:
         command = [find_binary("pg_isready", "postgresql-client-15"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
@@ -221,35 +209,24 @@ class Redis(Server):
 
     name = "redis"
 
-    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *, port: int | None = None, password: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder)
         self.port = port or free_port()
+        self.password = password
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0" if self.password else f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        self.spawn(
-            [
-                find_binary("redis-server", "redis-server"),
-                "--port",
-                str(self.port),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-                "--maxclients",
-                "20000",
-                "--maxmemory",
-                "512mb",
-                "--maxmemory-policy",
-                "noeviction",
-            ]
-        )
+        config = self.folder / "redis.conf"
+        config.touch(mode=0o600)
+        lines = [f"port {self.port}", "bind 127.0.0.1", 'save ""', "appendonly no", "maxclients 20000", "maxmemory 512mb", "maxmemory-policy noeviction"]
+        if self.password:
+            lines.append(f"requirepass {self.password}")
+        config.write_text("\n".join(lines) + "\n")
+        self.spawn([find_binary("redis-server", "redis-server"), str(config)])
         wait_until(lambda: port_answers(self.port), timeout_seconds=20, what="Redis", log=self.log)
 
 

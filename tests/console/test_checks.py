@@ -1,0 +1,77 @@
+"""Unsafe combinations of settings are refused, and the refusal names the variable and the fix."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from pytest_django import Settings
+
+from console.checks import check_secret_key, check_settings, refuse_unsafe_settings
+
+SAFE = {
+    "DEBUG": False,
+    "INSECURE_HTTP": False,
+    "ALLOWED_HOSTS": ["masthead.example"],
+    "ORIGINS": ["https://masthead.example"],
+    "GATEWAY_URL": "wss://gateway.masthead.example/agent",
+    "SIGNING_KEY_FILE": "",
+    "SECRET_KEY": "kI8v2Qd7mXw4Zt1bNc6Rf3Yh9Js5Lg0PaEuToVeWiBxDnCyAqMrSzK",
+}
+
+
+def _set(settings: Settings, changes: dict[str, Any]) -> None:
+    for name, value in {**SAFE, **changes}.items():
+        setattr(settings, name, value)
+
+
+def test_safe_settings_start(settings: Settings) -> None:
+    _set(settings, {})
+    refuse_unsafe_settings()
+
+
+def test_a_demo_on_loopback_starts(settings: Settings) -> None:
+    _set(settings, {"INSECURE_HTTP": True, "ALLOWED_HOSTS": ["127.0.0.1"], "ORIGINS": ["http://127.0.0.1:8000"], "GATEWAY_URL": "ws://127.0.0.1:1/agent"})
+    refuse_unsafe_settings()
+
+
+@pytest.mark.parametrize(
+    ("changes", "variable", "code"),
+    [
+        ({"ALLOWED_HOSTS": ["*"]}, "MASTHEAD_ALLOWED_HOSTS", "masthead.E001"),
+        ({"ALLOWED_HOSTS": [".example"]}, "MASTHEAD_ALLOWED_HOSTS", "masthead.E001"),
+        ({"DEBUG": True}, "MASTHEAD_DEBUG", "masthead.E002"),
+        ({"INSECURE_HTTP": True}, "MASTHEAD_INSECURE_HTTP", "masthead.E003"),
+        ({"ORIGINS": ["https://*.example"]}, "MASTHEAD_ORIGINS", "masthead.E004"),
+        ({"ORIGINS": ["https://masthead.example/path"]}, "MASTHEAD_ORIGINS", "masthead.E004"),
+        ({"ORIGINS": []}, "MASTHEAD_ORIGINS", "masthead.E004"),
+        ({"ORIGINS": ["http://masthead.example"]}, "MASTHEAD_ORIGINS", "masthead.E005"),
+        ({"GATEWAY_URL": "https://gateway.example"}, "MASTHEAD_GATEWAY_URL", "masthead.E006"),
+        ({"GATEWAY_URL": "ws://gateway.example/agent"}, "MASTHEAD_GATEWAY_URL", "masthead.E007"),
+        ({"SIGNING_KEY_FILE": "/nowhere/key.pem"}, "MASTHEAD_SIGNING_KEY_FILE", "masthead.E008"),
+    ],
+)
+def test_refused(settings: Settings, changes: dict[str, Any], variable: str, code: str) -> None:
+    _set(settings, changes)
+    found = [message for message in check_settings() if message.id == code]
+    assert found
+    assert variable in found[0].msg
+    assert found[0].hint
+    with pytest.raises(ImproperlyConfigured, match=variable):
+        refuse_unsafe_settings()
+
+
+def test_a_key_that_others_may_read_is_refused(settings: Settings, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("x")
+    key.chmod(0o640)
+    _set(settings, {"SIGNING_KEY_FILE": str(key)})
+    assert [message.id for message in check_settings()] == ["masthead.E009"]
+    key.chmod(0o600)
+    assert check_settings() == []
+
+
+@pytest.mark.parametrize("secret", ["short", "a" * 60])
+def test_a_weak_secret_is_refused(settings: Settings, secret: str) -> None:
+    _set(settings, {"SECRET_KEY": secret})
+    assert [message.id for message in check_secret_key()] == ["masthead.E010"]

@@ -5,7 +5,8 @@ Every view, API endpoint and socket starts from an `Access`' querysets. What lie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from django.contrib.auth.models import AnonymousUser
@@ -91,24 +92,39 @@ def access_of(user: User | AnonymousUser, token: ApiToken | None = None) -> Acce
     """The scope of `user`, never wider than `token` when the request came with one. Two queries (three with a token)."""
     if not isinstance(user, User) or not user.is_active:
         return NOBODY
-    fleet_rank = 0
-    region_ranks: dict[int, int] = {}
-    for role, region_id in RoleGrant.objects.filter(user=user).values_list("role", "region_id"):
+    access = accesses_of([user.pk])[user.pk]
+    return access if token is None else narrowed_to(access, list(token.regions.values_list("pk", flat=True)))
+
+
+def accesses_of(user_ids: Collection[int]) -> dict[int, Access]:
+    """The scope of each of these active users. Two queries, however many users."""
+    fleet_ranks: dict[int, int] = dict.fromkeys(user_ids, 0)
+    region_ranks: dict[int, dict[int, int]] = {user_id: {} for user_id in user_ids}
+    for user_id, role, region_id in RoleGrant.objects.filter(user_id__in=user_ids).values_list("user_id", "role", "region_id"):
         rank = _RANK[RoleGrant.Role(role)]
         if region_id is None:
-            fleet_rank = max(fleet_rank, rank)
+            fleet_ranks[user_id] = max(fleet_ranks[user_id], rank)
         else:
-            region_ranks[region_id] = max(region_ranks.get(region_id, 0), rank)
-    memberships = list(Membership.objects.filter(user=user, tenant__suspended_at__isnull=True).values_list("tenant__key", "role"))
-    if token is not None:
-        narrowed = list(token.regions.values_list("pk", flat=True))
-        if narrowed:
-            region_ranks = {pk: rank for pk in narrowed if (rank := max(fleet_rank, region_ranks.get(pk, 0)))}
-            fleet_rank = 0
-    return Access(
-        user_id=user.pk,
-        fleet_rank=fleet_rank,
-        region_ranks=region_ranks,
-        tenant_keys=frozenset(key for key, _ in memberships),
-        tenant_admin_keys=frozenset(key for key, role in memberships if role == Membership.Role.ADMIN),
-    )
+            region_ranks[user_id][region_id] = max(region_ranks[user_id].get(region_id, 0), rank)
+    memberships: dict[int, list[tuple[str, str]]] = {user_id: [] for user_id in user_ids}
+    found = Membership.objects.filter(user_id__in=user_ids, tenant__suspended_at__isnull=True).values_list("user_id", "tenant__key", "role")
+    for user_id, key, role in found:
+        memberships[user_id].append((key, role))
+    return {
+        user_id: Access(
+            user_id=user_id,
+            fleet_rank=fleet_ranks[user_id],
+            region_ranks=region_ranks[user_id],
+            tenant_keys=frozenset(key for key, _ in memberships[user_id]),
+            tenant_admin_keys=frozenset(key for key, role in memberships[user_id] if role == Membership.Role.ADMIN),
+        )
+        for user_id in user_ids
+    }
+
+
+def narrowed_to(access: Access, region_ids: Collection[int]) -> Access:
+    """`access` inside these regions only; no region means no limit."""
+    if not region_ids:
+        return access
+    ranks = {pk: rank for pk in region_ids if (rank := max(access.fleet_rank, access.region_ranks.get(pk, 0)))}
+    return replace(access, fleet_rank=0, region_ranks=ranks)

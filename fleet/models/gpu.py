@@ -9,7 +9,7 @@ from django.db.models import Q
 from fleet.models.history import tracked
 
 
-@tracked(exclude=["last_seen_at"])
+@tracked(exclude=["last_seen_at", "sources"])
 class Gpu(models.Model):
     class Presence(models.TextChoices):
         EXPECTED = "expected", "Expected, never seen"
@@ -31,6 +31,7 @@ class Gpu(models.Model):
     missing_since = models.DateTimeField(null=True, blank=True)
     retired_at = models.DateTimeField(null=True, blank=True)
     replaced_by = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, blank=True, related_name="replaces")
+    sources = models.JSONField(default=dict, db_default=models.Value({}, models.JSONField()), blank=True, help_text="{field: Source} - who said what is held; written by fleet.inventory.")
 
     class Meta:
         ordering = ["node_id", "index", "uuid"]

@@ -81,9 +81,19 @@ class Server:
         self.log = folder / f"{self.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def spawn(self, command: list[str]) -> None:
+    def start(self) -> None:
+        """Start it and wait until it answers. `ServerError` when it does not."""
+        raise NotImplementedError
+
+    def spawn(self, command: list[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=cwd or self.folder, env=environment, start_new_session=True
+            )
+
+    @property
+    def last_lines(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:]) if self.log.exists() else ""
 
     def stop(self, *, sig: int = signal.SIGTERM, timeout_seconds: float = 20) -> None:
         process, self.process = self.process, None
@@ -188,7 +198,7 @@ class Postgres(Server):
         drop = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
         if not (reachable_by(Path(command[0]), self.user) and reachable_by(self.data, self.user)):
             # A folder above is closed to it (on some images even / is): it may then pass and read everywhere, so only where nothing else works.
-            drop += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+            drop += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--securebits=+no_setuid_fixup"]
         return [*drop, *command]
 
     def _accepts(self) -> bool:

@@ -1,0 +1,103 @@
+"""Start processes in order, watch them, restart what dies, stop all in reverse order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from script.servers import Server, ServerError
+
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 20.0
+DEATHS_ALLOWED = 6
+DEATHS_WINDOW_SECONDS = 120.0
+
+
+class StackFailed(Exception):
+    """A process died again and again; the text names it with its last lines."""
+
+
+@dataclass
+class _Watched:
+    server: Server
+    deaths: list[float] = field(default_factory=list)
+    restarts: int = 0
+    start_again_at: float | None = None
+
+
+class Supervisor:
+    """`say` gets one line for each thing worth telling. `tick` is called often by whoever waits; nothing here runs by itself."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._watched: dict[str, _Watched] = {}
+        self._stopping = threading.Event()
+
+    def __getitem__(self, name: str) -> Server:
+        return self._watched[name].server
+
+    def start_together(self, servers: Sequence[Server]) -> None:
+        """Start these at the same time and wait for all. The first failure is raised once each has come up or failed."""
+        for server in servers:
+            self._watched[server.name] = _Watched(server)
+        with ThreadPoolExecutor(len(servers)) as pool:
+            for future in [pool.submit(server.start) for server in servers]:
+                future.result()
+
+    def tick(self) -> None:
+        """Notice the dead, restart them after a growing delay; `StackFailed` when one dies too often."""
+        for watched in self._watched.values():
+            if self._stopping.is_set():
+                return
+            if watched.start_again_at is not None:
+                if time.monotonic() >= watched.start_again_at:
+                    self._restart(watched)
+            elif watched.server.process is None or watched.server.process.poll() is not None:
+                self._bury(watched)
+
+    def watch(self, *, until: Callable[[], bool], every_seconds: float = 0.25) -> None:
+        """Keep all running until `until` says so."""
+        while not until():
+            self.tick()
+            time.sleep(every_seconds)
+
+    def stop(self) -> None:
+        """Stop all, last started first. May be called at any time, also after a failed start."""
+        self._stopping.set()
+        for watched in reversed(self._watched.values()):
+            watched.server.stop()
+
+    def status_lines(self) -> list[str]:
+        width = max(map(len, self._watched), default=0)
+        return [f"  {name:<{width}}  {self._state_of(watched)}" for name, watched in self._watched.items()]
+
+    def _state_of(self, watched: _Watched) -> str:
+        process = watched.server.process
+        again = f", restarted {watched.restarts} times" if watched.restarts else ""
+        if process is None or process.poll() is not None:
+            return f"down{again}"
+        return f"running  pid {process.pid}{again}  log {watched.server.log}"
+
+    def _bury(self, watched: _Watched) -> None:
+        server, now = watched.server, time.monotonic()
+        code = server.process.returncode if server.process else "?"
+        watched.deaths = [at for at in watched.deaths if now - at < DEATHS_WINDOW_SECONDS] + [now]
+        if len(watched.deaths) > DEATHS_ALLOWED:
+            raise StackFailed(f"{server.name} died {len(watched.deaths)} times in {DEATHS_WINDOW_SECONDS:.0f} s. Its last lines:\n{server.last_lines}")
+        delay = min(FIRST_DELAY_SECONDS * 2 ** (len(watched.deaths) - 1), LONGEST_DELAY_SECONDS)
+        self._say(f"{server.name} ended with status {code}; starting it again in {delay:g} s. Its last lines:\n{server.last_lines}")
+        watched.start_again_at = now + delay
+
+    def _restart(self, watched: _Watched) -> None:
+        try:
+            watched.server.start()
+        except ServerError as error:
+            self._say(str(error))
+            watched.server.stop()
+        else:
+            self._say(f"{watched.server.name} runs again (pid {watched.server.process.pid if watched.server.process else '?'})")
+        watched.restarts += 1
+        watched.start_again_at = None

@@ -1,0 +1,3 @@
+"""Masthead's node agent: a distribution of its own, without Django."""
+
+VERSION = "0.1.0"

@@ -3,7 +3,15 @@ from django.urls import include, path
 from console.views import charts
 
 urlpatterns = [
-    path("accounts/", include("allauth.urls")),
+    path("", include("console.views.sign_in")),
+    path("", include("console.views.search")),
+    path("", include("console.views.settings")),
     path("charts/gpus/<str:uuid>/<slug:panel>", charts.gpu_chart, name="gpu_chart"),
     path("charts/sites/<str:code>/<slug:panel>", charts.site_chart, name="site_chart"),
 ]
+
+handler400 = "console.errors.bad_request"
+handler403 = "console.errors.forbidden"
+handler404 = "console.errors.not_found"
+handler429 = "console.errors.too_many_requests"
+handler500 = "console.errors.server_error"

@@ -1,0 +1,17 @@
+"""What the frame of every page needs: navigation, appearance, access."""
+
+from typing import Any
+
+from django.http import HttpRequest
+
+from console.guards import request_access
+from console.models import User
+from console.navigation import pages_for
+
+
+def frame(request: HttpRequest) -> dict[str, Any]:
+    user = getattr(request, "user", None)
+    if not isinstance(user, User):
+        return {"theme": "system", "density": "comfortable", "nav_items": []}
+    access = request_access(request)
+    return {"theme": user.theme, "density": user.density, "single_letter_keys": user.single_letter_keys, "access": access, "nav_items": pages_for(access)}

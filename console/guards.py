@@ -1,0 +1,76 @@
+"""What stands before a page: signed in, on the right side of the console, with the right that an act needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.utils.translation import gettext as _
+
+from console.access import ROLE_FOR, Access, Right, access_of
+
+View = Callable[..., HttpResponseBase]
+
+
+class MissingRight(PermissionDenied):
+    """A visible thing, but not this act on it. Answered with 403 that names the right and who has it."""
+
+    def __init__(self, right: Right) -> None:
+        self.right = right
+        super().__init__(_("This needs the right “%(right)s”, which the role %(role)s has.") % {"right": right.value, "role": ROLE_FOR[right]})
+
+
+def request_access(request: HttpRequest) -> Access:
+    """The scope of the signed-in user, read once a request."""
+    found: Access | None = getattr(request, "_masthead_access", None)
+    if found is None:
+        found = access_of(request.user)
+        request._masthead_access = found  # type: ignore[attr-defined]
+    return found
+
+
+def require(access: Access, right: Right, region_id: int | None = None) -> None:
+    """Raise `MissingRight` unless `right` is held on this region (without one: on the whole fleet)."""
+    if not access.may(right, region_id):
+        raise MissingRight(right)
+
+
+def signed_in_page(view: View) -> View:
+    """For everybody who is signed in; passes the `Access` as the second argument."""
+
+    @login_required
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return view(request, request_access(request), *args, **kwargs)
+
+    return guarded
+
+
+def operator_page(view: View) -> View:
+    """For NOC people of any role. For tenants' users and for people without a role the page does not exist."""
+
+    @login_required
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        access = request_access(request)
+        if not access.is_operator_side:
+            raise Http404
+        return view(request, access, *args, **kwargs)
+
+    return guarded
+
+
+def administrator_page(view: View) -> View:
+    """For administrators of the whole fleet. NOC people see why not; for others the page does not exist."""
+
+    @operator_page
+    @wraps(view)
+    def guarded(request: HttpRequest, access: Access, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        require(access, Right.ADMINISTER)
+        return view(request, access, *args, **kwargs)
+
+    return guarded

@@ -1,0 +1,52 @@
+"""The pages that exist, in the order of the side bar, with the second key of their `g` chord."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.urls import NoReverseMatch, reverse
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+from console.access import Access
+
+
+@dataclass(frozen=True)
+class NavItem:
+    key: str  # what a view passes as `nav`
+    url_name: str
+    label: str | Promise
+    chord: str = ""
+
+    @property
+    def url(self) -> str:
+        return reverse(self.url_name)
+
+
+OPERATOR_PAGES = (
+    NavItem("overview", "overview", _("Overview"), "o"),
+    NavItem("wall", "wall", _("Wall"), "w"),
+    NavItem("map", "map", _("Map"), "m"),
+    NavItem("regions", "regions", _("Regions")),
+    NavItem("sites", "sites", _("Sites"), "s"),
+    NavItem("nodes", "nodes", _("Nodes"), "n"),
+    NavItem("search", "search", _("Search")),
+    NavItem("jobs", "jobs", _("Jobs")),
+    NavItem("settings", "settings", _("Settings")),
+)
+TENANT_PAGES = (
+    NavItem("overview", "overview", _("My workloads"), "o"),
+    NavItem("settings", "settings", _("Settings")),
+)
+
+
+def pages_for(access: Access) -> list[NavItem]:
+    return [item for item in (OPERATOR_PAGES if access.is_operator_side else TENANT_PAGES) if _exists(item)]
+
+
+def _exists(item: NavItem) -> bool:
+    try:
+        reverse(item.url_name)
+    except NoReverseMatch:
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""Template tags of all pages: icons, health marks, values with units, times."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django import template
+from django.templatetags.static import static
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from console import formats
+from fleet.models import HealthState
+
+register = template.Library()
+
+register.filter("number", formats.number)
+register.filter("watts", formats.watts)
+register.filter("celsius", formats.celsius)
+register.filter("megahertz", formats.megahertz)
+register.filter("percent", formats.percent)
+register.filter("gibibytes", formats.gibibytes)
+register.filter("when", formats.when)
+register.filter("since", formats.since)
+register.filter("ago", formats.ago)
+register.filter("iso", formats.iso)
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """One icon of `static/icons.svg`; decorative, so a control that has only an icon needs a name of its own."""
+    return format_html('<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>', static("icons.svg"), name)
+
+
+@register.simple_tag
+def mark(state: str) -> SafeString:
+    """The shape of a health state, named for screen readers."""
+    return format_html(
+        '<svg class="mark mark-{0}" viewBox="0 0 12 12" role="img" aria-label="{1}"><use href="#mark-{0}"></use></svg>', state, state_word(state)
+    )
+
+
+@register.simple_tag
+def state(value: str) -> SafeString:
+    """Shape and word of a health state."""
+    return format_html(
+        '<span class="state" data-state="{0}"><svg class="mark mark-{0}" viewBox="0 0 12 12" aria-hidden="true"><use href="#mark-{0}"></use></svg>{1}</span>',
+        value,
+        state_word(value),
+    )
+
+
+def state_word(value: str) -> str:
+    return _(HealthState(value).label)
+
+
+@register.simple_tag
+def bar(ratio: float | None, kind: str = "") -> SafeString:
+    """A level 0..1 as a thin bar; empty when there is no value."""
+    width = 0 if ratio is None or formats.is_missing(ratio) else max(0.0, min(1.0, ratio)) * 100
+    return format_html(
+        '<svg class="bar {}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect width="{:.1f}" height="6"></rect></svg>', kind, width
+    )
+
+
+@register.simple_tag(takes_context=True)
+def query(context: dict[str, Any], **changes: Any) -> str:
+    """The page's query string with some parameters changed; an empty value drops one. Begins with "?"."""
+    params = context["request"].GET.copy()
+    for name, value in changes.items():
+        if value in (None, ""):
+            params.pop(name, None)
+        else:
+            params[name] = str(value)
+    return "?" + urlencode(list(params.lists()), doseq=True)
+
+
+@register.filter
+def span_text(begin: datetime, end: datetime) -> str:
+    return formats.duration(end - begin)

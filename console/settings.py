@@ -197,12 +197,22 @@ CONTENT_SECURITY_POLICY = {
 }
 PERMISSIONS_POLICY: dict[str, list[str]] = {name: [] for name in ("camera", "microphone", "geolocation", "usb", "payment")}
 
+# MASTHEAD_API_REQUESTS_PER_MINUTE: what one token (or user) may ask of the API.
+API_REQUESTS_PER_MINUTE = env_int("MASTHEAD_API_REQUESTS_PER_MINUTE", 1200, minimum=1)
 REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["console.api.strict.StrictJSONParser"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["console.api.authentication.BearerAuthentication", "rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated", "console.api.base.TokenScope"],
+    "DEFAULT_THROTTLE_CLASSES": ["console.api.rate_limits.TokenRate"],
+    "DEFAULT_PAGINATION_CLASS": "console.api.pagination.KeysetPagination",
+    "DEFAULT_FILTER_BACKENDS": ["console.api.filtering.StrictFilterBackend"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_VERSIONING_CLASS": None,
+    "EXCEPTION_HANDLER": "drf_standardized_errors.handler.exception_handler",
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
+DRF_STANDARDIZED_ERRORS = {"EXCEPTION_HANDLER_CLASS": "console.api.problems.ProblemHandler", "EXCEPTION_FORMATTER_CLASS": "console.api.problems.ProblemFormatter"}
 SPECTACULAR_SETTINGS = {
     "TITLE": "Masthead API",
     "VERSION": "1",

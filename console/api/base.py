@@ -1,0 +1,184 @@
+"""What all API views share: who may call, strict JSON, problem answers, `fields=`, `expand=`, ETags, audit of writes."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import models, transaction
+from django.http import Http404
+from rest_framework import exceptions, serializers, viewsets
+from rest_framework.permissions import SAFE_METHODS, BasePermission
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from console.access import ROLE_FOR, Access, Right, access_of
+from console.api.problems import PreconditionFailed, PreconditionRequired
+from console.models import ApiToken
+
+
+class TokenScope(BasePermission):
+    """A token does only what its scopes name: `read:<area>` and `write:<area>`, or `read:*`, `write:*`. Sessions have no scopes."""
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        if not isinstance(request.auth, ApiToken):
+            return True
+        verb = "read" if request.method in SAFE_METHODS else "write"
+        needed = f"{verb}:{getattr(view, 'scope_area', '*')}"
+        if {needed, f"{verb}:*"} & set(request.auth.scopes):
+            return True
+        raise exceptions.PermissionDenied(f"The token lacks the scope {needed}.")
+
+
+class ApiView(APIView):
+    """Base of every view of the API. Authentication, parsers and limits are set in settings.REST_FRAMEWORK."""
+
+    scope_area: ClassVar[str] = "*"
+
+    @property
+    def access(self) -> Access:
+        found: Access | None = getattr(self.request, "_access", None)
+        if found is None:
+            token = self.request.auth if isinstance(self.request.auth, ApiToken) else None
+            found = access_of(self.request.user, token)
+            self.request._access = found  # type: ignore[attr-defined]
+        return found
+
+    def require(self, right: Right, region_id: int | None = None) -> None:
+        """403 that names the missing right, for something that the caller may see."""
+        if not self.access.may(right, region_id):
+            raise exceptions.PermissionDenied(f"This needs the right '{right}' (role {ROLE_FOR[right]}) {'here' if region_id else 'on the whole fleet'}.")
+
+    def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        done = super().finalize_response(request, response, *args, **kwargs)
+        for name, value in getattr(request, "rate_headers", {}).items():
+            done[name] = value
+        done.setdefault("Cache-Control", "private, no-store")
+        return done
+
+
+class ApiViewSet(ApiView, viewsets.GenericViewSet[Any]):
+    """Lists and details of one kind, from a queryset of the caller's `Access`.
+
+    `ordering_fields`: public name → non-null model path. `expandable`: name → serializer of what `expand=` adds.
+    """
+
+    ordering_fields: ClassVar[Mapping[str, str]] = {"id": "pk"}
+    default_ordering: ClassVar[str] = "id"
+    expandable: ClassVar[Mapping[str, Any]] = {}
+
+    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        queryset = self.filter_queryset(self.get_queryset())
+        page = self.paginate_queryset(queryset)
+        return self.get_paginated_response(self.represent(page or [], many=True))
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        instance = self.get_object()
+        etag = self.etag(instance)
+        if not self._words("expand") and not self._words("fields") and etag in _tags(request.headers.get("If-None-Match", "")):
+            return Response(status=304, headers={"ETag": etag})
+        return Response(self.represent(instance), headers={"ETag": etag})
+
+    def get_object(self) -> Any:
+        self.request_check()
+        field = self.lookup_field
+        try:
+            return self.get_queryset().get(**{field: self.kwargs[self.lookup_url_kwarg or field]})
+        except (models.ObjectDoesNotExist, ValueError, OverflowError) as error:
+            raise Http404 from error
+
+    def request_check(self) -> None:
+        unknown: Sequence[str] = sorted(set(self.request.query_params) - {"fields", "expand", "format"} - set(getattr(self, "extra_parameters", ())))
+        if unknown:
+            raise exceptions.ValidationError(dict.fromkeys(unknown, "Unknown parameter."))
+
+    def _words(self, name: str) -> Sequence[str]:
+        return [word for word in self.request.query_params.get(name, "").split(",") if word]
+
+    def represent(self, instance: Any, *, many: bool = False) -> Any:
+        """Serialise, cut to `fields=`, with what `expand=` names."""
+        expand, fields = self._words("expand"), self._words("fields")
+        unknown: Sequence[str] = sorted(set(expand) - set(self.expandable))
+        if unknown:
+            raise exceptions.ValidationError({"expand": f"Unknown: {', '.join(unknown)}. Known: {', '.join(sorted(self.expandable)) or 'none'}."})
+        serializer: Any = self.get_serializer(instance, many=many)
+        child: Any = serializer.child if many else serializer
+        for name in expand:
+            child.fields[name] = self.expandable[name]()
+        if fields:
+            missing: Sequence[str] = sorted(set(fields) - set(child.fields))
+            if missing:
+                raise exceptions.ValidationError({"fields": f"Unknown: {', '.join(missing)}."})
+            for name in set(child.fields) - set(fields):
+                del child.fields[name]
+        return serializer.data
+
+    def etag(self, instance: Any) -> str:
+        """Strong tag of the object's own fields, whatever the caller expands or leaves out."""
+        data = self.get_serializer_class()(instance, context={"request": None, "view": self}).data
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True, cls=DjangoJSONEncoder).encode()).hexdigest()
+        return f'"{digest[:32]}"'
+
+    def locked_for_write(self) -> Any:
+        """The object, locked, after If-Match was checked (428 without it, 412 when stale). Call inside a transaction."""
+        instance = self.get_object()
+        locked = type(instance)._default_manager.select_for_update().get(pk=instance.pk)
+        given = self.request.headers.get("If-Match", "")
+        if not given:
+            raise PreconditionRequired
+        if given.strip() != "*" and self.etag(instance) not in _tags(given):
+            raise PreconditionFailed
+        return locked
+
+
+class WritableViewSet(ApiViewSet):
+    """Create, change and delete, each in one transaction. Subclasses check rights in `allow_write(instance or None, values)`."""
+
+    def allow_write(self, instance: Any, values: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    @transaction.atomic
+    def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        serializer = self.get_serializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        self.allow_write(None, serializer.validated_data)
+        instance = self.perform_create(serializer)
+        return Response(self.get_serializer(instance).data, status=201, headers={"ETag": self.etag(instance)})
+
+    @transaction.atomic
+    def partial_update(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return self._update(request, partial=True)
+
+    @transaction.atomic
+    def update(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return self._update(request, partial=kwargs.get("partial", False))
+
+    def _update(self, request: Request, *, partial: bool) -> Response:
+        instance = self.locked_for_write()
+        serializer = self.get_serializer(instance, data=request.data, partial=partial)
+        serializer.is_valid(raise_exception=True)
+        self.allow_write(instance, serializer.validated_data)
+        instance = self.perform_update(serializer)
+        return Response(self.get_serializer(instance).data, headers={"ETag": self.etag(instance)})
+
+    @transaction.atomic
+    def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        instance = self.locked_for_write()
+        self.allow_write(instance, {})
+        self.perform_destroy(instance)
+        return Response(status=204)
+
+    def perform_create(self, serializer: serializers.BaseSerializer[Any]) -> Any:
+        return serializer.save()
+
+    def perform_update(self, serializer: serializers.BaseSerializer[Any]) -> Any:
+        return serializer.save()
+
+    def perform_destroy(self, instance: Any) -> None:
+        instance.delete()
+
+
+def _tags(header: str) -> list[str]:
+    return [tag.strip().removeprefix("W/") for tag in header.split(",")]

@@ -16,6 +16,7 @@ class User(AbstractUser):
     theme = models.CharField(max_length=6, default="system", choices=[("system", "System"), ("light", "Light"), ("dark", "Dark")])
     density = models.CharField(max_length=11, default="comfortable", choices=[("comfortable", "Comfortable"), ("compact", "Compact")])
     single_letter_keys = models.BooleanField(default=True)
+    list_columns = models.JSONField(default=dict, blank=True, help_text="{list: [column key, …]}; a list that is missing shows its default columns.")
     access_changed_at = models.DateTimeField(null=True, blank=True, help_text="Bumped whenever roles, memberships or activity change: open sockets re-check.")
 
 

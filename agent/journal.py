@@ -30,6 +30,10 @@ CREATE TABLE IF NOT EXISTS gpu (uuid TEXT PRIMARY KEY, last_index INTEGER NOT NU
 """
 
 
+class JournalError(Exception):
+    """The journal file cannot be opened."""
+
+
 class Phase(StrEnum):
     APPLYING = "applying"  # about to act, or the agent died while acting
     SETTLING = "settling"  # acted; the hardware does not show it yet
@@ -71,14 +75,17 @@ class Entry:
 
 
 class Journal:
-    """One SQLite file, or ":memory:" where surviving is not wanted. Safe to use from several threads, one at a time."""
+    """One SQLite file, or ":memory:" where surviving is not wanted. Safe to use from several threads, one at a time. Raises JournalError on open."""
 
     def __init__(self, path: Path | str) -> None:
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(_SCHEMA)
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise JournalError(f"{path}: {error}") from error
 
     def close(self) -> None:
         self._db.close()

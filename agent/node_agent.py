@@ -1,0 +1,199 @@
+"""One agent of one node: its link, its work on the hardware, and what passes between them.
+
+The event loop carries messages; everything that touches hardware or journal runs in `pool`, one step at a time. A process may hold
+hundreds of agents on one loop and one pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from agent.backends.base import Backend
+from agent.config import Enrolment
+from agent.converge import Converger
+from agent.inspection import inspect
+from agent.journal import Journal
+from agent.link import Backoff, Link
+from agent.protocol import (
+    Ack,
+    AgentMessage,
+    GatewayMessage,
+    HealthReport,
+    Heartbeat,
+    InventoryReport,
+    Observation,
+    ObservedReport,
+    Resend,
+    SignedDocument,
+    Welcome,
+)
+from agent.protocol.messages import MAX_OBSERVATIONS
+from agent.protocol.wire import dump_canonical
+
+log = logging.getLogger("masthead_agent")
+INVENTORY_SECONDS = 900.0
+HEALTH_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one step in the pool brought."""
+
+    acks: list[Ack]
+    observations: tuple[Observation, ...]
+    due_at: float
+    reports: tuple[InventoryReport, HealthReport] | None
+
+
+class NodeAgent:
+    """`clock` gives Unix seconds. Call `run()` on an event loop; cancel it to stop; then `close()`."""
+
+    def __init__(
+        self,
+        *,
+        enrolment: Enrolment,
+        key: Ed25519PrivateKey,
+        backend: Backend,
+        journal: Journal,
+        pool: Executor,
+        tls: ssl.SSLContext | None = None,
+        backoff: Backoff | None = None,
+        converge_seconds: float = 10.0,
+        inspect_seconds: float = 30.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._backend = backend
+        self._journal = journal
+        self._pool = pool
+        self._clock = clock
+        self._converge_seconds = converge_seconds
+        self._inspect_seconds = inspect_seconds
+        self._converger = Converger(backend=backend, journal=journal, node_id=enrolment.node_id, trusted_keys=enrolment.console_keys)
+        self.link = Link(url=enrolment.gateway_url, key=key, handler=self, tls=tls, backoff=backoff, clock=clock)
+        self._boot_id = backend.boot_id()
+        self._work = asyncio.Event()
+        self._documents: deque[SignedDocument] = deque(maxlen=8)
+        self._acks: deque[Ack] = deque(maxlen=16)
+        self._observations: dict[tuple[str, str], Observation] = {}
+        self._latest: dict[str, InventoryReport | HealthReport] = {}
+        self._unsent: set[str] = set()
+        self._sent: dict[str, tuple[str, float]] = {}
+        self._tell_all = False
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.link.run())
+            tasks.create_task(self._work_loop())
+
+    def close(self) -> None:
+        self._journal.close()
+        self._backend.close()
+
+    # Handler of the link: never blocks.
+
+    def have_version(self) -> int:
+        return self._converger.have_version
+
+    def opened(self, welcome: Welcome) -> None:
+        self._tell_everything()
+
+    def received(self, message: GatewayMessage) -> None:
+        if isinstance(message, SignedDocument):
+            self._documents.append(message)
+            self._work.set()
+        elif isinstance(message, Resend):
+            self._tell_everything()
+
+    def take_outgoing(self) -> list[AgentMessage]:
+        messages: list[AgentMessage] = []
+        while self._acks:
+            messages.append(self._acks.popleft())
+        for kind in sorted(self._unsent):
+            messages.append(self._latest[kind])
+            self._sent[kind] = (_digest(self._latest[kind]), self._clock())
+        self._unsent.clear()
+        observations = list(self._observations.values())
+        self._observations.clear()
+        for start in range(0, len(observations), MAX_OBSERVATIONS):
+            messages.append(ObservedReport(controls=tuple(observations[start : start + MAX_OBSERVATIONS])))
+        return messages
+
+    def heartbeat(self, clock_offset_seconds: float) -> Heartbeat:
+        return Heartbeat(at=self._clock(), boot_id=self._boot_id, clock_offset_seconds=clock_offset_seconds, applied_version=self._converger.applied_version)
+
+    def _tell_everything(self) -> None:
+        self._unsent.update(self._latest)
+        self._tell_all = True
+        self._work.set()
+
+    # Work on the hardware.
+
+    async def _work_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        inspect_at = 0.0
+        while True:
+            self._work.clear()
+            documents = list(self._documents)
+            self._documents.clear()
+            tell_all, self._tell_all = self._tell_all, False
+            inspect_now = loop.time() >= inspect_at
+            try:
+                step = await loop.run_in_executor(self._pool, self._step, documents, inspect_now, tell_all)
+            except Exception:
+                # A fault of ours or of the disk must not silence the node: say so, and try again with the next pass.
+                log.exception("a pass over the node failed")
+                self._documents.extendleft(reversed(documents))
+                self._tell_all = self._tell_all or tell_all
+                await asyncio.sleep(self._converge_seconds)
+                continue
+            if inspect_now:
+                inspect_at = loop.time() + self._inspect_seconds
+            self._collect(step)
+            pause = min(max(0.0, step.due_at - self._clock()), max(0.0, inspect_at - loop.time()), self._converge_seconds)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._work.wait()
+            except TimeoutError:
+                continue
+
+    def _step(self, documents: list[SignedDocument], inspect_now: bool, tell_all: bool) -> _Step:
+        """Runs in the pool."""
+        now = self._clock()
+        acks = [self._converger.accept(document, now) for document in documents]
+        outcome = self._converger.converge(now, longest=self._converge_seconds)
+        reports = inspect(self._backend, self._journal, now) if inspect_now else None
+        observations = self._converger.observations() if tell_all else outcome.observations
+        return _Step(acks=acks, observations=observations, due_at=outcome.due_at, reports=reports)
+
+    def _collect(self, step: _Step) -> None:
+        self._acks.extend(step.acks)
+        for observation in step.observations:
+            self._observations[(observation.control, observation.gpu_uuid)] = observation
+        if step.reports is not None:
+            inventory, health = step.reports
+            self._consider(inventory, INVENTORY_SECONDS)
+            self._consider(health, HEALTH_SECONDS)
+        if self._acks or self._observations or self._unsent:
+            self.link.wake()
+
+    def _consider(self, report: InventoryReport | HealthReport, longest: float) -> None:
+        """Send `report` when it differs from what was sent last, or when that is `longest` seconds ago."""
+        self._latest[report.type] = report
+        digest, sent_at = self._sent.get(report.type, ("", 0.0))
+        if digest != _digest(report) or self._clock() - sent_at > longest:
+            self._unsent.add(report.type)
+
+
+def _digest(report: InventoryReport | HealthReport) -> str:
+    """The same for two reports that differ only in their time."""
+    return hashlib.sha256(dump_canonical(replace(report, at=0.0).to_json())).hexdigest()

@@ -1,0 +1,362 @@
+"""Prometheus remote_write 1.0 bodies: snappy and the protobuf wire format, walked by hand. Pure: no Django, no clock, no I/O.
+
+A protobuf library costs 14 CPU seconds for a fleet's 780,000 series, every ten seconds. Here the usual series (labels, then one sample, as
+Prometheus writes it) is cut into label bytes, value and time without looking into the labels; everything else takes the slow path, which
+refuses exactly what a protobuf library refuses (tests/fleet/test_remote_write_decoder.py).
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import cramjam
+import numpy as np
+from numpy.typing import NDArray
+
+_MAX_VARINT_BYTES = 10
+_MAX_DEPTH = 100
+_UINT32 = 0xFFFFFFFF
+_INT32_MAX = 0x7FFFFFFF
+
+
+class DecodeError(ValueError):
+    """The body is not snappy, or not a WriteRequest. The sender must not send it again."""
+
+
+class TooLarge(ValueError):
+    """The body says that it inflates to more than the limit."""
+
+
+def inflate(body: bytes, *, limit: int) -> bytes:
+    """The snappy block inflated. The length that it declares is checked against `limit` (bytes) first. Raises DecodeError, TooLarge."""
+    declared, width = _snappy_length(body)
+    if declared > limit:
+        raise TooLarge(f"the body inflates to {declared} bytes; the limit is {limit}")
+    if declared == 0 and width == len(body):
+        return b""
+    try:
+        inflated = bytes(cramjam.snappy.decompress_raw(body))
+    except cramjam.DecompressionError as error:
+        raise DecodeError(f"not a snappy block: {error}") from error
+    if len(inflated) != declared:
+        raise DecodeError("not a snappy block: its length differs from what it declares")
+    return inflated
+
+
+def _snappy_length(body: bytes) -> tuple[int, int]:
+    """(declared length, bytes that say so)."""
+    length = 0
+    for width, byte in enumerate(body[:5]):
+        length |= (byte & 0x7F) << (7 * width)
+        if byte < 0x80:
+            if length > _UINT32:
+                break
+            return length, width + 1
+    raise DecodeError("not a snappy block: no length in front")
+
+
+@dataclass(frozen=True)
+class ParsedSeries:
+    """One series read in full. `samples` are (value, milliseconds); `simple_key` is its label bytes when the next body may find it by them."""
+
+    labels: dict[str, str]
+    samples: list[tuple[float, int]]
+    histograms: int
+    simple_key: bytes | None
+
+
+@dataclass
+class Batch:
+    """A decoded body. The usual series, column by column: `slots[i]` is what `known` holds for the digest of its label bytes."""
+
+    slots: NDArray[np.int64]
+    values: NDArray[np.float64]
+    times_ms: NDArray[np.int64]
+    spans: NDArray[np.int64]  # [n, 2]: where series i stands in the body, to read it again in full
+    others: list[tuple[int, int]] = field(default_factory=list)  # series to be read in full: (start, end)
+    data: bytes = b""
+
+    def read_others(self) -> Iterator[ParsedSeries]:
+        for start, end in self.others:
+            yield read_series(self.data, start, end)
+
+    def read(self, index: int) -> ParsedSeries:
+        """Series `index` of the columns, read in full."""
+        return read_series(self.data, int(self.spans[index, 0]), int(self.spans[index, 1]))
+
+
+def digest(label_bytes: bytes) -> int:
+    """Key of a series: 64 bits of SipHash with this process' random key. Two of a million series share one with a chance of 3e-8."""
+    return hash(label_bytes)
+
+
+def decode(data: bytes, known: Mapping[int, int]) -> Batch:
+    """Cut a WriteRequest into series. `known` maps digests of label bytes to slots; series whose digest is not there go to `others`.
+
+    Raises DecodeError when a protobuf library would: then nothing of the body may be used. The series in `others` are checked here too.
+    """
+    starts, ends = _walk(data)
+    size = len(starts)
+    start, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    raw = np.frombuffer(data, dtype=np.uint8)
+    width, values, times_ms = _tails(raw, start, end)
+    split = end - width
+    slots = np.full(size, -1, dtype=np.int64)
+    get = known.get
+    found = [get(hash(data[a:b]), -1) for a, b in zip(starts, split.tolist(), strict=True)]
+    slots[:] = found
+    slots[width == 0] = -1
+    usual = slots >= 0
+    others: list[tuple[int, int]] = []
+    if not usual.all():
+        for index in np.flatnonzero(~usual).tolist():
+            check_message(data, starts[index], ends[index], TIME_SERIES)
+            others.append((starts[index], ends[index]))
+        start, end, slots, values, times_ms = start[usual], end[usual], slots[usual], values[usual], times_ms[usual]
+    return Batch(slots, values, times_ms, np.stack([start, end], axis=1), others, data)
+
+
+def _walk(data: bytes) -> tuple[list[int], list[int]]:
+    """Where each TimeSeries of a WriteRequest stands: starts and ends. Other fields are checked and skipped."""
+    starts: list[int] = []
+    ends: list[int] = []
+    position, size = 0, len(data)
+    add_start, add_end = starts.append, ends.append
+    try:
+        while position < size:
+            if data[position] != 0x0A:
+                number, wire, position = _tag(data, position, size)
+                if number == 1 and wire == 2:
+                    length, position = _length(data, position, size)
+                    add_start(position)
+                    position += length
+                    add_end(position)
+                else:
+                    position = _skip_field(data, position, size, WRITE_REQUEST, number, wire)
+                continue
+            length = data[position + 1]
+            if length < 0x80:
+                position += 2
+            else:
+                second = data[position + 2]
+                if second < 0x80:
+                    length = (length & 0x7F) | (second << 7)
+                    position += 3
+                else:
+                    length, position = _length(data, position + 1, size)
+            add_start(position)
+            position += length
+            if position > size:
+                raise DecodeError("truncated series")
+            add_end(position)
+    except IndexError as error:
+        raise DecodeError("truncated message") from error
+    return starts, ends
+
+
+_BYTES_8 = np.arange(8)
+_BYTES_6 = np.arange(6)
+_SHIFTS_6 = np.array([0, 7, 14, 21, 28, 35], dtype=np.int64)
+
+
+def _tails(raw: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Width of the one sample that ends each series (18, or 9 for a value of 0, which proto3 leaves out), its value and its time.
+
+    Width 0: the series does not end that way. Only a hint until the label bytes in front are known to be whole.
+    """
+    size = len(start)
+    width = np.zeros(size, dtype=np.int64)
+    values = np.zeros(size, dtype=np.float64)
+    times = np.zeros(size, dtype=np.int64)
+    if not size:
+        return width, values, times
+    room = end - start
+    nine, eighteen = room >= 9, room >= 18
+    at9, at18 = np.where(nine, end - 9, 0), np.where(eighteen, end - 18, 0)
+    long = eighteen & (raw[at18] == 0x12) & (raw[np.minimum(at18 + 1, len(raw) - 1)] == 0x10) & (raw[np.minimum(at18 + 2, len(raw) - 1)] == 0x09)
+    short = nine & ~long & (raw[at9] == 0x12) & (raw[np.minimum(at9 + 1, len(raw) - 1)] == 0x07)
+    either = np.flatnonzero(long | short)
+    stamp = raw[(end[either] - 6)[:, None] + _BYTES_6]
+    whole = (raw[end[either] - 7] == 0x10) & (stamp[:, :5] >= 0x80).all(axis=1) & (stamp[:, 5] < 0x80)
+    either, stamp = either[whole], stamp[whole]
+    times[either] = ((stamp & 0x7F).astype(np.int64) << _SHIFTS_6).sum(axis=1)
+    width[either] = np.where(long[either], 18, 9)
+    doubles = np.flatnonzero(width == 18)
+    values[doubles] = np.ascontiguousarray(raw[(end[doubles] - 15)[:, None] + _BYTES_8]).view("<f8")[:, 0]
+    return width, values, times
+
+
+# The slow path: everything, checked as a protobuf library checks it.
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a message's fields are: a Message, or one of the words string, varint, fixed64, packed_varint, packed_fixed64."""
+
+    fields: "dict[int, Message | str]"
+
+
+_SPAN = Message({1: "varint", 2: "varint"})
+_LABEL = Message({1: "string", 2: "string"})
+_SAMPLE = Message({1: "fixed64", 2: "varint"})
+_EXEMPLAR = Message({1: _LABEL, 2: "fixed64", 3: "varint"})
+_HISTOGRAM = Message(
+    {
+        **dict.fromkeys((1, 4, 6, 14, 15), "varint"),
+        **dict.fromkeys((2, 3, 5, 7), "fixed64"),
+        **dict.fromkeys((8, 11), _SPAN),
+        **dict.fromkeys((9, 12), "packed_varint"),
+        **dict.fromkeys((10, 13, 16), "packed_fixed64"),
+    }
+)
+_METADATA = Message({1: "varint", 2: "string", 4: "string", 5: "string"})
+TIME_SERIES = Message({1: _LABEL, 2: _SAMPLE, 3: _EXEMPLAR, 4: _HISTOGRAM})
+WRITE_REQUEST = Message({1: TIME_SERIES, 3: _METADATA})
+
+
+def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+    value = 0
+    for index in range(_MAX_VARINT_BYTES):
+        if position >= end:
+            raise DecodeError("truncated number")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, position
+    raise DecodeError("a number of more than ten bytes")
+
+
+def _tag(data: bytes, position: int, end: int) -> tuple[int, int, int]:
+    """(field number, wire type, position after the tag)."""
+    start = position
+    value, position = _varint(data, position, end)
+    if position - start > 5 or value > _UINT32 or value >> 3 == 0:
+        raise DecodeError("not a field tag")
+    return value >> 3, value & 7, position
+
+
+def _length(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """(length, position after it) of a length-delimited field that fits into what is left."""
+    start = position
+    length, position = _varint(data, position, end)
+    if position - start > 5 or length > _INT32_MAX or length > end - position:
+        raise DecodeError("truncated field")
+    return length, position
+
+
+def _skip_field(data: bytes, position: int, end: int, message: Message, number: int, wire: int, depth: int = 0) -> int:
+    """Check one field's content. Returns the position after it. A known field on another wire type is skipped like an unknown one."""
+    kind = message.fields.get(number)
+    if wire == 0:
+        return _varint(data, position, end)[1]
+    if wire == 1 or wire == 5:
+        position += 8 if wire == 1 else 4
+        if position > end:
+            raise DecodeError("truncated field")
+        return position
+    if wire == 2:
+        length, position = _length(data, position, end)
+        _check_content(data, position, position + length, kind, depth)
+        return position + length
+    if wire == 3:
+        return _skip_group(data, position, end, number, depth + 1)
+    raise DecodeError("not a wire type")
+
+
+def _check_content(data: bytes, position: int, end: int, kind: "Message | str | None", depth: int) -> None:
+    if isinstance(kind, Message):
+        check_message(data, position, end, kind, depth + 1)
+    elif kind == "string":
+        try:
+            data[position:end].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DecodeError("a text that is not UTF-8") from error
+    elif kind == "packed_varint":
+        while position < end:
+            position = _varint(data, position, end)[1]
+    elif kind == "packed_fixed64" and (end - position) % 8:
+        raise DecodeError("truncated packed field")
+
+
+def _skip_group(data: bytes, position: int, end: int, number: int, depth: int) -> int:
+    if depth > _MAX_DEPTH:
+        raise DecodeError("nested too deeply")
+    while True:
+        inner, wire, position = _tag(data, position, end)
+        if wire == 4:
+            if inner != number:
+                raise DecodeError("a group ends that did not begin")
+            return position
+        position = _skip_field(data, position, end, _UNKNOWN, inner, wire, depth)
+
+
+_UNKNOWN = Message({})
+
+
+def check_message(data: bytes, position: int, end: int, message: Message, depth: int = 0) -> None:
+    """Raise DecodeError where a protobuf library would on these bytes as `message`."""
+    if depth > _MAX_DEPTH:
+        raise DecodeError("nested too deeply")
+    while position < end:
+        number, wire, position = _tag(data, position, end)
+        position = _skip_field(data, position, end, message, number, wire, depth)
+
+
+def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(field number, wire type, start, end of its content) of a message that was checked."""
+    while position < end:
+        number, wire, position = _tag(data, position, end)
+        if wire == 2:
+            length, position = _length(data, position, end)
+            yield number, wire, position, position + length
+            position += length
+        else:
+            after = _skip_field(data, position, end, _UNKNOWN, number, wire)
+            yield number, wire, position, after
+            position = after
+
+
+def _read_label(data: bytes, start: int, end: int) -> tuple[str, str]:
+    name = value = ""
+    for number, wire, a, b in _fields(data, start, end):
+        if wire == 2 and number == 1:
+            name = data[a:b].decode()
+        elif wire == 2 and number == 2:
+            value = data[a:b].decode()
+    return name, value
+
+
+def _read_sample(data: bytes, start: int, end: int) -> tuple[float, int]:
+    value, millis = 0.0, 0
+    for number, wire, a, b in _fields(data, start, end):
+        if number == 1 and wire == 1:
+            (value,) = struct.unpack_from("<d", data, a)
+        elif number == 2 and wire == 0:
+            millis = _varint(data, a, b)[0]
+            if millis >= 1 << 63:
+                millis -= 1 << 64
+    return value, millis
+
+
+def read_series(data: bytes, start: int, end: int) -> ParsedSeries:
+    """A TimeSeries in full, in whatever order its parts stand. Only for bytes that `check_message` has passed."""
+    labels: dict[str, str] = {}
+    samples: list[tuple[float, int]] = []
+    histograms = 0
+    key_end = start
+    simple = True
+    for number, wire, a, b in _fields(data, start, end):
+        if number == 1 and wire == 2:
+            name, value = _read_label(data, a, b)
+            labels[name] = value
+            simple = simple and not samples
+            key_end = b
+        elif number == 2 and wire == 2:
+            samples.append(_read_sample(data, a, b))
+        elif number == 4 and wire == 2:
+            histograms += 1
+        else:
+            simple = False
+    simple = simple and not histograms and len(samples) == 1 and end - key_end in (9, 18)
+    return ParsedSeries(labels, samples, histograms, data[start:key_end] if simple else None)

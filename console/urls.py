@@ -1,8 +1,12 @@
 from django.urls import include, path
 
-from console.views import charts
+from console.views import charts, health
 
 urlpatterns = [
+    path("healthz", health.healthz, name="healthz"),
+    path("livez", health.healthz, name="livez"),
+    path("readyz", health.readyz, name="readyz"),
+    path("metrics", health.metrics, name="metrics"),
     path("", include("console.views.sign_in")),
     path("", include("console.views.search")),
     path("", include("console.views.settings")),

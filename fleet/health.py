@@ -1,6 +1,6 @@
 """From facts to a verdict: one of five states, with since and why. Pure: no Django, `now` is in the facts.
 
-A *sign* is one bit of what a GPU's newest readings say. A *condition* is a sign, or another fact, put in words, with what it does to the state.
+A *condition* is something found about an object, in words, with what it does to the state (`fleet.conditions` finds them).
 `settle` turns conditions of the moment into held ones, so that a value that wobbles does not make the state wobble.
 Silence ends no condition: what cannot be judged now stays as it was. Times are Unix seconds, sample time.
 """
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from enum import IntFlag, StrEnum
+from enum import StrEnum
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 NAN = float("nan")
 WHY_LENGTH = 300
@@ -51,7 +48,7 @@ class Contact(StrEnum):
     REGION_SILENT = "region_silent"  # more than half of the region fell silent together: our link to it, or its Prometheus
     NODE_DOWN = "node_down"  # exporter and agent silent while other nodes of the site speak
     EXPORTER_DOWN = "exporter_down"  # exporter silent; the agent speaks, or there is none to ask
-    UNDECIDED = "undecided"  # silent, but too short to say which: the state of before holds
+    UNDECIDED = "silent"  # silent, but too short to say which of the above
 
 
 class AgentWord(StrEnum):
@@ -151,25 +148,6 @@ class Held:
     gone_at: float = NAN
 
 
-class Sign(IntFlag):
-    """What the newest readings of a GPU say, one bit each."""
-
-    HW_SLOWDOWN = 1
-    HW_THERMAL = 2
-    POWER_BRAKE = 4
-    SW_THERMAL = 8
-    MARGIN_LOW = 16
-    ECC_DBE = 32
-    REMAP_PENDING = 64
-    REMAP_FAILURE = 128
-    NVLINK_ERRORS = 256
-    PCIE_REPLAY = 512
-
-
-# NVML clock event reasons. 0x1 idle, 0x2 application clocks and 0x4 software power cap are expected (we cap) and left alone.
-REASON_HW_SLOWDOWN, REASON_SW_THERMAL, REASON_HW_THERMAL, REASON_POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
-
-
 @dataclass(frozen=True, slots=True)
 class Maintenance:
     """The planned window that covers an object now."""
@@ -190,8 +168,8 @@ class GpuFacts:
     contact_since: float  # last contact when the contact is lost
     gpus_of_node: int
     gpus_fresh: int  # of its node
-    signs: Sign = Sign(0)
-    judged: Sign = Sign(0)  # the signs that could be judged; the others stay as they were
+    signs: int = 0  # bits of `conditions.Sign`
+    judged: int = 0  # the signs that could be judged; the others stay as they were
     agent: AgentWord = AgentWord.NONE
     agent_detail: str = ""
     agent_at: float = NAN
@@ -205,7 +183,7 @@ class GpuFacts:
     ecc_dbe_total: float = NAN
     nvlink_rise: float = NAN
     pcie_rise: float = NAN
-    sign_times: Mapping[Sign, float] = field(default_factory=dict)  # when a counted sign was last raised, where that differs from `sampled_at`
+    sign_times: Mapping[int, float] = field(default_factory=dict)  # when a counted sign was last raised, where that differs from `sampled_at`
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +200,9 @@ class NodeFacts:
     agent_silent: bool
     gpus_expected: int
     gpus_fresh: int
-    mismatch: str = ""  # "kernel module 570.133.20, library 570.158.01" when the agent reports a driver mismatch
-    mismatch_at: float = NAN
+    driver_fault: str = ""  # why the agent cannot ask the driver, e.g. "kernel module 570.133.20, library 570.158.01"
+    is_mismatch: bool = False
+    driver_fault_at: float = NAN
     profiling_suspects: Sequence[str] = ()
     maintenance: Maintenance | None = None
     only_node: bool = True
@@ -270,361 +249,18 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def _known(value: float) -> bool:
+def is_known(value: float) -> bool:
+    """False for NaN, which is "no value"."""
     return not math.isnan(value)
 
 
-def _celsius(facts: GpuFacts) -> str:
-    if not _known(facts.temperature_celsius):
-        return "temperature not reported"
-    limit = f" of {facts.slowdown_celsius:.0f} °C limit" if _known(facts.slowdown_celsius) else ""
-    return f"{facts.temperature_celsius:.0f} °C{limit}"
-
-
-def _clock(facts: GpuFacts) -> str:
-    return f"SM clock cut to {facts.sm_clock_hertz / 1e6:.0f} MHz" if _known(facts.sm_clock_hertz) else "SM clock cut"
+def or_none(value: float) -> float | None:
+    """NaN as None, for JSON."""
+    return None if math.isnan(value) else value
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= WHY_LENGTH else text[: WHY_LENGTH - 1] + "…"
-
-
-# --- signs: readings in numpy ----------------------------------------------------------------------------------------------------------------------
-
-Floats = NDArray[np.float64]
-
-
-def signs_of(
-    *, clock_reasons: Floats, margin: Floats, remap_pending: Floats, remap_failure: Floats, before: NDArray[np.int32], thresholds: Thresholds
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Signs that one sample shows, for many GPUs at once: (signs, judged), [g] each.
-
-    `margin` is °C left to the slowdown limit. NaN anywhere: that sign is not judged. `before` are the signs of the tick before (the margin has two thresholds).
-    The counted signs (ECC, NVLink, PCIe) need memory and come from `fleet.evaluation`.
-    """
-    signs = np.zeros(len(clock_reasons), dtype=np.int32)
-    judged = np.zeros(len(clock_reasons), dtype=np.int32)
-    known = ~np.isnan(clock_reasons)
-    reasons = np.where(known, clock_reasons, 0).astype(np.int64)
-    for mask, sign in (
-        (REASON_HW_SLOWDOWN, Sign.HW_SLOWDOWN),
-        (REASON_HW_THERMAL, Sign.HW_THERMAL),
-        (REASON_POWER_BRAKE, Sign.POWER_BRAKE),
-        (REASON_SW_THERMAL, Sign.SW_THERMAL),
-    ):
-        signs |= np.where((reasons & mask) != 0, np.int32(sign), np.int32(0))
-        judged |= np.where(known, np.int32(sign), np.int32(0))
-    was_low = (before & np.int32(Sign.MARGIN_LOW)) != 0
-    limit = np.where(was_low, thresholds.margin_recovered_celsius, thresholds.margin_celsius)
-    with np.errstate(invalid="ignore"):
-        for value, on, sign in (
-            (margin, margin <= limit, Sign.MARGIN_LOW),
-            (remap_pending, remap_pending > 0, Sign.REMAP_PENDING),
-            (remap_failure, remap_failure > 0, Sign.REMAP_FAILURE),
-        ):
-            signs |= np.where(on, np.int32(sign), np.int32(0))
-            judged |= np.where(~np.isnan(value), np.int32(sign), np.int32(0))
-    return signs, judged
-
-
-_SIGN_CODES: Mapping[Sign, str] = {
-    Sign.HW_SLOWDOWN: "hw_slowdown",
-    Sign.HW_THERMAL: "hw_thermal_slowdown",
-    Sign.POWER_BRAKE: "hw_power_brake",
-    Sign.SW_THERMAL: "sw_thermal_slowdown",
-    Sign.MARGIN_LOW: "thermal_margin_low",
-    Sign.ECC_DBE: "ecc_double_bit",
-    Sign.REMAP_PENDING: "row_remap_pending",
-    Sign.REMAP_FAILURE: "row_remap_failure",
-    Sign.NVLINK_ERRORS: "nvlink_errors",
-    Sign.PCIE_REPLAY: "pcie_replay",
-}
-SIGN_OF_CODE: Mapping[str, Sign] = {code: sign for sign, code in _SIGN_CODES.items()}
-
-
-def _sign_condition(sign: Sign, facts: GpuFacts, thresholds: Thresholds) -> Condition:
-    """The words and weight of one sign."""
-    at = facts.sign_times.get(sign, facts.sampled_at)
-    code = _SIGN_CODES[sign]
-    confirm = thresholds.confirm_samples
-    thermal = {"temperature_celsius": _or_none(facts.temperature_celsius), "slowdown_celsius": _or_none(facts.slowdown_celsius)}
-    clocks = {**thermal, "sm_clock_hertz": _or_none(facts.sm_clock_hertz), "power_watts": _or_none(facts.power_watts)}
-    match sign:
-        case Sign.HW_THERMAL:
-            return Condition(
-                code,
-                Severity.MAJOR,
-                State.DEGRADED,
-                f"{_clock(facts)} by hardware thermal slowdown, {_celsius(facts)}.",
-                at,
-                "Check air flow, fans and inlet temperature.",
-                clocks,
-                samples=confirm,
-            )
-        case Sign.POWER_BRAKE:
-            why = f"{_clock(facts)} by hardware power brake" + (f", drawing {facts.power_watts:.0f} W." if _known(facts.power_watts) else ".")
-            return Condition(code, Severity.MAJOR, State.DEGRADED, why, at, "Check power supplies and the power feed.", clocks, samples=confirm)
-        case Sign.HW_SLOWDOWN:
-            why = f"{_clock(facts)} by hardware slowdown, {_celsius(facts)}."
-            return Condition(code, Severity.MAJOR, State.DEGRADED, why, at, "Check cooling and power.", clocks, samples=confirm)
-        case Sign.SW_THERMAL:
-            why = f"{_clock(facts)} by software thermal slowdown, {_celsius(facts)}."
-            return Condition(code, Severity.WARNING, State.OK, why, at, "Watch the temperature.", clocks, samples=confirm)
-        case Sign.MARGIN_LOW:
-            margin = f"{facts.margin_celsius:.0f} °C below its slowdown limit" if _known(facts.margin_celsius) else "close to its slowdown limit"
-            return Condition(
-                code, Severity.MINOR, State.DEGRADED, f"{margin[0].upper()}{margin[1:]} ({_celsius(facts)}).", at, "Check cooling.", thermal, samples=confirm
-            )
-        case Sign.ECC_DBE:
-            total = f" ({facts.ecc_dbe_total:.0f} in total)" if _known(facts.ecc_dbe_total) else ""
-            return Condition(
-                code,
-                Severity.MAJOR,
-                State.DEGRADED,
-                f"Uncorrectable memory errors rose{total}.",
-                at,
-                "Drain and reset the GPU; then run the field diagnostic.",
-                {"ecc_dbe_total": _or_none(facts.ecc_dbe_total)},
-            )
-        case Sign.REMAP_PENDING:
-            return Condition(
-                code,
-                Severity.MINOR,
-                State.DEGRADED,
-                "A memory row remap is pending; running work is not blocked.",
-                at,
-                "Reset the GPU at a quiet time.",
-            )
-        case Sign.REMAP_FAILURE:
-            return Condition(
-                code,
-                Severity.CRITICAL,
-                State.DEGRADED,
-                "A memory row could not be remapped: the failure flag is set.",
-                at,
-                "Drain, run the field diagnostic; replace the GPU if it agrees.",
-            )
-        case Sign.NVLINK_ERRORS:
-            rise = f" by {facts.nvlink_rise:.0f}" if _known(facts.nvlink_rise) else ""
-            return Condition(
-                code,
-                Severity.MAJOR,
-                State.DEGRADED,
-                f"NVLink errors rose{rise} within {duration(thresholds.rising_window_seconds)}.",
-                at,
-                "Check the NVLink bridge or board; run the link diagnostic.",
-                {"rise": _or_none(facts.nvlink_rise)},
-            )
-        case Sign.PCIE_REPLAY:
-            rise = f" by {facts.pcie_rise:.0f}" if _known(facts.pcie_rise) else ""
-            return Condition(
-                code,
-                Severity.MINOR,
-                State.DEGRADED,
-                f"PCIe replays rose{rise} within {duration(thresholds.rising_window_seconds)}.",
-                at,
-                "Check the seating of the GPU and its riser.",
-                {"rise": _or_none(facts.pcie_rise)},
-            )
-    raise ValueError(f"{sign!r} is not one sign")
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-# --- conditions ------------------------------------------------------------------------------------------------------------------------------------
-
-
-def gpu_conditions(facts: GpuFacts, thresholds: Thresholds) -> tuple[list[Condition], set[str]]:
-    """Conditions of this moment, and the codes that this moment cannot judge (they stay as they were)."""
-    found: list[Condition] = []
-    undecided: set[str] = set()
-    signs = facts.signs
-    if signs & (Sign.HW_THERMAL | Sign.POWER_BRAKE):
-        signs &= ~Sign.HW_SLOWDOWN  # 0x8 comes along with the reason that names the cause
-    for sign, code in _SIGN_CODES.items():
-        if sign & facts.judged == 0:
-            undecided.add(code)
-        elif sign & signs:
-            found.append(_sign_condition(sign, facts, thresholds))
-    found += facts.xids
-    found += _presence_conditions(facts, thresholds, undecided)
-    return found, undecided
-
-
-def _presence_conditions(facts: GpuFacts, thresholds: Thresholds, undecided: set[str]) -> list[Condition]:
-    """gpu_lost, reset_required, series_missing: is the GPU there at all?"""
-    fresh = facts.now - facts.sampled_at <= thresholds.unknown_seconds  # NaN: False
-    exporter_speaks = facts.contact is Contact.REPORTING and facts.now - facts.exporter_at <= thresholds.unknown_seconds
-    stopped = _known(facts.sampled_at) and not fresh and exporter_speaks and facts.exporter_at > facts.sampled_at + thresholds.together_seconds
-    if facts.agent is AgentWord.LOST:
-        detail = f": {facts.agent_detail}" if facts.agent_detail else ""
-        return [_lost(f"The node's agent reports this GPU lost{detail}.", facts.agent_at, facts)]
-    if facts.agent is AgentWord.RESET_REQUIRED:
-        undecided.add("gpu_lost")
-        return [
-            Condition(
-                "reset_required",
-                Severity.MAJOR,
-                State.DOWN,
-                "The driver says that this GPU must be reset before it can be used.",
-                facts.agent_at,
-                "Drain and reset the GPU.",
-                {"agent": facts.agent_detail},
-            )
-        ]
-    if stopped and (facts.agent is AgentWord.OK or (facts.gpus_fresh == 0 and facts.gpus_of_node > 1)):
-        sees = "though the node's agent still sees the GPU" if facts.agent is AgentWord.OK else "for every GPU of the node while its exporter answers"
-        undecided.add("gpu_lost")
-        since = clock_time(facts.sampled_at)
-        return [
-            Condition(
-                "series_missing", Severity.MINOR, State.UNKNOWN, f"Its series stopped at {since} {sees}.", facts.sampled_at, "Restart the node's GPU exporter."
-            )
-        ]
-    if stopped:
-        others = f" while {facts.gpus_fresh} of {facts.gpus_of_node} GPUs of the node report" if facts.gpus_fresh else " while the node's exporter answers"
-        return [_lost(f"Its series stopped at {clock_time(facts.sampled_at)}{others}.", facts.sampled_at, facts)]
-    if not fresh:
-        undecided |= {"gpu_lost", "series_missing"}
-    if facts.agent is not AgentWord.OK:
-        undecided.add("reset_required")
-        if not fresh:
-            undecided.add("gpu_lost")
-    return []
-
-
-def _lost(why: str, since: float, facts: GpuFacts) -> Condition:
-    return Condition(
-        "gpu_lost",
-        Severity.CRITICAL,
-        State.DOWN,
-        why,
-        since,
-        "Restart the node (bare metal); if the GPU stays away, contact support.",
-        {"last_sample_at": _or_none(facts.sampled_at), "gpus_fresh": facts.gpus_fresh, "gpus_of_node": facts.gpus_of_node},
-    )
-
-
-def node_conditions(facts: NodeFacts, thresholds: Thresholds) -> tuple[list[Condition], set[str]]:
-    """Conditions of a node itself (its GPUs have their own), and what cannot be judged."""
-    found: list[Condition] = []
-    undecided: set[str] = set()
-    speaks = facts.contact is Contact.REPORTING
-    if facts.contact is Contact.UNDECIDED:
-        undecided |= {"exporter_down", "node_down"}
-    elif facts.contact in (Contact.LINK_DOWN, Contact.REGION_SILENT, Contact.NEVER):
-        undecided |= {"exporter_down", "node_down"}
-    if facts.contact is Contact.EXPORTER_DOWN:
-        agent = f"its agent spoke at {clock_time(facts.heartbeat_at)}" if facts.has_agent else "no agent is enrolled that could say whether the node lives"
-        answer = "Prometheus cannot scrape it" if facts.exporter_up == 0 else "its series stopped"
-        found.append(
-            Condition(
-                "exporter_down",
-                Severity.MAJOR,
-                State.DEGRADED if facts.has_agent else State.UNKNOWN,
-                f"GPU exporter silent since {clock_time(facts.exporter_at)} ({answer}); {agent}.",
-                facts.exporter_at,
-                "Restart the GPU exporter on the node.",
-                {"up": _or_none(facts.exporter_up), "exporter_at": _or_none(facts.exporter_at), "heartbeat_at": _or_none(facts.heartbeat_at)},
-                recover_seconds=0,
-            )
-        )
-    if facts.contact is Contact.NODE_DOWN:
-        found.append(
-            Condition(
-                "node_down",
-                Severity.CRITICAL,
-                State.DOWN,
-                f"Exporter and agent silent since {clock_time(facts.contact_at)} while other nodes of the site report.",
-                facts.contact_at,
-                "Check the node's power and management controller.",
-                {"exporter_at": _or_none(facts.exporter_at), "heartbeat_at": _or_none(facts.heartbeat_at)},
-                recover_seconds=0,
-            )
-        )
-    if facts.agent_silent and speaks:
-        found.append(
-            Condition(
-                "agent_silent",
-                Severity.MINOR,
-                State.DEGRADED,
-                f"The node's agent is silent since {clock_time(facts.heartbeat_at)}; telemetry still comes. The node cannot be controlled.",
-                facts.heartbeat_at if _known(facts.heartbeat_at) else facts.now,
-                "Check the agent's service on the node.",
-                {"heartbeat_at": _or_none(facts.heartbeat_at)},
-                recover_seconds=0,
-            )
-        )
-    elif facts.has_agent and facts.now - facts.heartbeat_at > thresholds.agent_seconds:
-        undecided.add("agent_silent")
-    if facts.mismatch:
-        found.append(
-            Condition(
-                "driver_mismatch",
-                Severity.CRITICAL,
-                State.DEGRADED,
-                f"The driver cannot be asked: {facts.mismatch}. Its {facts.gpus_expected} GPUs are unknown.",
-                facts.mismatch_at,
-                "Reload the driver or reboot the node.",
-                {"versions": facts.mismatch},
-                recover_seconds=0,
-            )
-        )
-    counts = {"present": facts.gpus_fresh, "expected": facts.gpus_expected}
-    if not speaks or facts.gpus_fresh == 0:
-        undecided.add("gpu_count")
-    elif facts.gpus_fresh < facts.gpus_expected:
-        why = f"{facts.gpus_fresh} of {facts.gpus_expected} expected GPUs report."
-        found.append(Condition("gpu_count", Severity.MAJOR, State.DEGRADED, why, facts.exporter_at, "Look for a lost GPU.", counts))
-    elif facts.gpus_fresh > facts.gpus_expected:
-        why = f"{facts.gpus_fresh} GPUs report, {facts.gpus_expected} are expected."
-        found.append(Condition("gpu_count", Severity.WARNING, State.OK, why, facts.exporter_at, "Correct the expected count in the inventory.", counts))
-    if facts.profiling_suspects:
-        listed = ", ".join(facts.profiling_suspects[:3]) + (" …" if len(facts.profiling_suspects) > 3 else "")
-        found.append(
-            Condition(
-                "profiling_suspect",
-                Severity.WARNING,
-                State.OK,
-                f"GR_ENGINE_ACTIVE reads 0 on {len(facts.profiling_suspects)} busy GPUs ({listed}): profiling values are not used.",
-                facts.exporter_at,
-                "Restart the GPU exporter or its host engine.",
-                {"metric": "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "gpus": list(facts.profiling_suspects)},
-                samples=thresholds.confirm_samples,
-            )
-        )
-    elif not speaks:
-        undecided.add("profiling_suspect")
-    return found, undecided
-
-
-def site_conditions(facts: SiteFacts) -> tuple[list[Condition], set[str]]:
-    """`out_of_contact`, the only condition of a site itself."""
-    if facts.contact is Contact.UNDECIDED:
-        return [], {"out_of_contact"}
-    if facts.contact not in (Contact.LINK_DOWN, Contact.REGION_SILENT):
-        return [], set()
-    found = Condition(
-        "out_of_contact",
-        Severity.MAJOR,
-        State.UNKNOWN,
-        _silence(facts),
-        facts.contact_at,
-        "" if facts.contact is Contact.REGION_SILENT else "Check the site's link and power.",
-        {"cause": facts.contact.value, "last_contact_at": _or_none(facts.contact_at)},
-        recover_seconds=0,
-    )
-    return [found], set()
-
-
-def _silence(facts: SiteFacts) -> str:
-    since = clock_time(facts.contact_at)
-    if facts.contact is Contact.REGION_SILENT:
-        return f"{facts.region_silent_sites} of {facts.region_sites} sites of the region fell silent together: our link to the region, or its Prometheus. Last contact {since}."
-    reach = "link or node" if facts.nodes <= 1 else "link"
-    return f"Site out of contact since {since} ({reach}): neither exporters nor agents are heard."
 
 
 # --- hysteresis ------------------------------------------------------------------------------------------------------------------------------------
@@ -646,9 +282,11 @@ def settle(
             since = condition.since
         else:
             samples = old.samples + (1 if sampled_at > old.seen_at else 0)
-            since = min(old.condition.since, condition.since) if _known(old.condition.since) else condition.since
+            since = min(old.condition.since, condition.since) if is_known(old.condition.since) else condition.since
         active = (old is not None and old.active) or samples >= condition.samples
-        after[condition.code] = Held(_with_since(condition, since), sampled_at if _known(sampled_at) else now, samples, active)
+        after[condition.code] = Held(
+            condition if condition.since == since else replace(condition, since=since), sampled_at if is_known(sampled_at) else now, samples, active
+        )
         if not active:
             wake_at = now
     for code, old in held.items():
@@ -659,31 +297,13 @@ def settle(
             continue
         if not old.active:
             continue
-        gone_at = old.gone_at if _known(old.gone_at) else (sampled_at if _known(sampled_at) else now)
+        gone_at = old.gone_at if is_known(old.gone_at) else (sampled_at if is_known(sampled_at) else now)
         recover = thresholds.recover_seconds if old.condition.recover_seconds is None else old.condition.recover_seconds
         if now - gone_at >= recover:
             continue
         after[code] = Held(old.condition, old.seen_at, old.samples, True, gone_at)
         wake_at = min(wake_at, gone_at + recover)
     return after, wake_at
-
-
-def _with_since(condition: Condition, since: float) -> Condition:
-    if condition.since == since:
-        return condition
-    return Condition(
-        condition.code,
-        condition.severity,
-        condition.state,
-        condition.why,
-        since,
-        condition.advised,
-        condition.evidence,
-        condition.samples,
-        condition.recover_seconds,
-        condition.count,
-        condition.last_at,
-    )
 
 
 def active_conditions(held: Mapping[str, Held]) -> list[Condition]:
@@ -708,10 +328,7 @@ def gpu_verdict(facts: GpuFacts, conditions: Sequence[Condition], before: Verdic
         return _of(worst)
     fresh = facts.now - facts.sampled_at <= thresholds.unknown_seconds
     if not fresh:
-        if facts.contact is Contact.UNDECIDED or (facts.contact is Contact.REPORTING and not (worst and worst.state is State.UNKNOWN)):
-            if before is not None and _known(facts.sampled_at):
-                return before
-        if not _known(facts.sampled_at):
+        if not is_known(facts.sampled_at):
             return _never(before, facts.now)
         if worst is not None and worst.state is State.UNKNOWN:
             return _of(worst)
@@ -735,11 +352,11 @@ def _gpu_silence(facts: GpuFacts) -> str:
             return f"No data since {since}: its node is down."
         case Contact.EXPORTER_DOWN:
             return f"No data since {since}: its node's GPU exporter is silent."
-    return f"No data since {since}."
+    return f"No data since {since}; too early to say whether GPU, exporter, node or link is at fault."
 
 
 def _silent_cause(contact: Contact) -> str:
-    return "series_missing" if contact in (Contact.REPORTING, Contact.UNDECIDED, Contact.NEVER) else contact.value
+    return Contact.UNDECIDED.value if contact in (Contact.REPORTING, Contact.NEVER) else contact.value
 
 
 def _never(before: Verdict | None, now: float) -> Verdict:
@@ -760,8 +377,9 @@ def node_verdict(facts: NodeFacts, conditions: Sequence[Condition], gpus: Sequen
         return _maintenance(facts.maintenance)
     if facts.contact is Contact.NEVER:
         return _never(before, facts.now)
-    if facts.contact is Contact.UNDECIDED and before is not None:
-        return before
+    if facts.contact is Contact.UNDECIDED:
+        why = f"Silent since {clock_time(facts.contact_at)}; too early to say whether node or link is at fault."
+        return Verdict(State.UNKNOWN, facts.contact.value, why, facts.contact_at)
     if facts.contact in (Contact.LINK_DOWN, Contact.REGION_SILENT):
         place = "the site is out of contact" if facts.contact is Contact.LINK_DOWN else "most of the region is silent"
         if facts.contact is Contact.LINK_DOWN and facts.only_node:
@@ -785,7 +403,7 @@ def site_verdict(facts: SiteFacts, conditions: Sequence[Condition], nodes: Seque
         return _maintenance(facts.maintenance)
     if facts.contact is Contact.NEVER:
         return _never(before, facts.now)
-    if facts.contact is Contact.UNDECIDED and before is not None:
+    if facts.contact is Contact.UNDECIDED and before is not None and before.state is not State.MAINTENANCE:
         return before
     own = conditions[0] if conditions else None
     if own is not None:
@@ -826,10 +444,11 @@ def _roll_up(children: Sequence[Child], noun: str, at: float) -> Verdict | None:
     return Verdict(state, worst.verdict.cause, _cut(f"{count}{worst.name}: {worst.verdict.why}"), since)
 
 
-def follow(before: Verdict | None, after: Verdict) -> Verdict:
-    """`after` as the successor of `before`: an unchanged state keeps its since, and a new one never begins before the old one did."""
+def follow(before: Verdict | None, after: Verdict, now: float) -> Verdict:
+    """`after` as the successor of `before`: an unchanged state keeps its since, a new one never begins before the old one did."""
     if before is None:
-        return after
+        return after if is_known(after.since) else replace(after, since=now)
     if before.state is after.state:
-        return Verdict(after.state, after.cause, after.why, before.since)
-    return Verdict(after.state, after.cause, after.why, max(before.since, after.since) if _known(after.since) else before.since)
+        return replace(after, since=before.since)
+    since = now if before.state is State.MAINTENANCE or not is_known(after.since) else after.since
+    return replace(after, since=max(before.since, since))

@@ -6,6 +6,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import pwd
@@ -16,6 +17,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -71,7 +73,13 @@ def reachable_by(path: Path, user: str) -> bool:
     return True
 
 
-class Server:
+def end_group(pid: int) -> None:
+    """Kill what a dead leader of a process group left behind."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class Server(ABC):
     """A child process with a log file. `stop` is idempotent."""
 
     name = "server"
@@ -82,8 +90,16 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers. `ServerError` when it does not."""
-        raise NotImplementedError
+        self.begin()
+        self.wait_ready()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start the process."""
+
+    @abstractmethod
+    def wait_ready(self) -> None:
+        """Return once it answers; `ServerError` with its last lines when it does not."""
 
     def spawn(self, command: list[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
         with self.log.open("ab") as log:
@@ -105,6 +121,7 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        end_group(process.pid)
 
 
 class Postgres(Server):
@@ -123,6 +140,7 @@ class Postgres(Server):
         self.passwords = dict(passwords or {})
         self.user = self._system_user() if os.geteuid() == 0 else None
         self.data = folder / "data"
+        self._ready_mark = folder / "ready"
 
     @staticmethod
     def _system_user() -> str:
@@ -138,11 +156,10 @@ class Postgres(Server):
         login = f"{role}:{self.passwords[role]}" if self.passwords else role
         return f"postgresql://{login}@127.0.0.1:{self.port}/{database}"
 
-    def start(self) -> None:
+    def begin(self) -> None:
         if self.user:
             shutil.chown(self.folder, self.user, pwd.getpwnam(self.user).pw_gid)
-        fresh = not (self.data / "PG_VERSION").exists() or not (self.folder / "ready").exists()
-        if fresh:
+        if not (self.data / "PG_VERSION").exists() or not self._ready_mark.exists():
             self._initialise()
         if (self.data / "postmaster.pid").exists():
             self._remove_stale_pid()
@@ -152,14 +169,16 @@ class Postgres(Server):
         flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         self.log.touch()
         self.spawn(self._as_system_user([find_binary("postgres", "postgresql-15"), "-D", str(self.data), "-p", str(self.port), "-k", "", *flags]))
+
+    def wait_ready(self) -> None:
         wait_until(self._accepts, timeout_seconds=60, what="PostgreSQL", log=self.log)
-        if fresh:
+        if not self._ready_mark.exists():
             self.psql(
                 f"CREATE ROLE {OWNER_ROLE} LOGIN CREATEDB NOSUPERUSER{self._password_clause(OWNER_ROLE)};"
                 f"CREATE ROLE {APP_ROLE} LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE{self._password_clause(APP_ROLE)};"
             )
             self.psql(f"CREATE DATABASE masthead OWNER {OWNER_ROLE};")
-            (self.folder / "ready").touch()
+            self._ready_mark.touch()
 
     def stop(self, *, sig: int = signal.SIGINT, timeout_seconds: float = 20) -> None:
         super().stop(sig=sig, timeout_seconds=timeout_seconds)
@@ -229,7 +248,7 @@ class Redis(Server):
     def url(self) -> str:
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0" if self.password else f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
+    def begin(self) -> None:
         config = self.folder / "redis.conf"
         config.touch(mode=0o600)
         lines = [f"port {self.port}", "bind 127.0.0.1", 'save ""', "appendonly no", "maxclients 20000", "maxmemory 512mb", "maxmemory-policy noeviction"]
@@ -237,6 +256,8 @@ class Redis(Server):
             lines.append(f"requirepass {self.password}")
         config.write_text("\n".join(lines) + "\n")
         self.spawn([find_binary("redis-server", "redis-server"), str(config)])
+
+    def wait_ready(self) -> None:
         wait_until(lambda: port_answers(self.port), timeout_seconds=20, what="Redis", log=self.log)
 
 
@@ -256,7 +277,7 @@ class Prometheus(Server):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def begin(self) -> None:
         self.spawn(
             [
                 find_binary("prometheus", "prometheus"),
@@ -267,4 +288,6 @@ class Prometheus(Server):
                 "--web.enable-lifecycle",
             ]
         )
+
+    def wait_ready(self) -> None:
         wait_until(lambda: port_answers(self.port), timeout_seconds=30, what="Prometheus", log=self.log)

@@ -31,15 +31,10 @@ class Program(Server):
         self.ready = ready
         self.timeout_seconds = timeout_seconds
 
-    def start(self) -> None:
-        self.begin()
-        self.wait_ready()
-
     def begin(self) -> None:
         self.spawn(self.command, environment=self.environment, cwd=CHECKOUT)
 
     def wait_ready(self) -> None:
-        """Return once it answers; `ServerError` with its last lines when it ends first or takes too long."""
         deadline = time.monotonic() + self.timeout_seconds
         while self.ready is not None and not self.ready():
             process = self.process

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from script.servers import Server, ServerError
+from script.servers import Server, ServerError, end_group
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 20.0
@@ -40,12 +39,12 @@ class Supervisor:
         return self._watched[name].server
 
     def start_together(self, servers: Sequence[Server]) -> None:
-        """Start these at the same time and wait for all. The first failure is raised once each has come up or failed."""
+        """Start these at the same time and wait for all. From the main thread, like `tick`: the processes end with the thread that started them."""
         for server in servers:
             self._watched[server.name] = _Watched(server)
-        with ThreadPoolExecutor(len(servers)) as pool:
-            for future in [pool.submit(server.start) for server in servers]:
-                future.result()
+            server.begin()
+        for server in servers:
+            server.wait_ready()
 
     def tick(self) -> None:
         """Notice the dead, restart them after a growing delay; `StackFailed` when one dies too often."""
@@ -83,6 +82,8 @@ class Supervisor:
 
     def _bury(self, watched: _Watched) -> None:
         server, now = watched.server, time.monotonic()
+        if server.process:
+            end_group(server.process.pid)
         code = server.process.returncode if server.process else "?"
         watched.deaths = [at for at in watched.deaths if now - at < DEATHS_WINDOW_SECONDS] + [now]
         if len(watched.deaths) > DEATHS_ALLOWED:

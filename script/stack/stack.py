@@ -1,0 +1,249 @@
+"""Masthead with its servers and its simulated fleet on this machine: every process is the product's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.simulator.config import AgentsConfig, PortsConfig, ScenarioConfig, dump_config
+from agent.simulator.fleet_plan import FleetPlan, plan_fleet
+from script.servers import APP_ROLE, OWNER_ROLE, Postgres, Prometheus, Redis, Server, ServerError
+from script.stack.inventory_file import inventory_document
+from script.stack.layout import CHECKOUT, Layout
+from script.stack.program import Program, answers, listens
+from script.stack.prometheus_config import write_prometheus_config
+from script.stack.supervisor import Supervisor
+
+PYTHON = str(CHECKOUT / ".venv" / "bin" / "python")
+# Root without any capability: it may run the checkout's code, and may not read the signing key, which belongs to another user.
+_WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"]
+_END_WITH_PARENT = ["setpriv", "--pdeathsig=TERM", "--"]
+BUNDLES = "bundles.json"
+SENDER_TOKEN = "prometheus-token"  # noqa: S105 (a file's name)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a stack is made of. `sites` is per region; `timeline` plays the mild scenario over and over."""
+
+    root: Path
+    areas: int = 2
+    regions: int = 3
+    sites: int = 50
+    web_port: int = 8000
+    scrape_interval_seconds: int = 10
+    heartbeat_seconds: int = 5
+    timeline: bool = True
+
+
+class Stack:
+    def __init__(self, options: Options, say: Callable[[str], None]) -> None:
+        self.options = options
+        self.say = say
+        self.layout = Layout(options.root)
+        self.supervisor = Supervisor(say)
+        self.plan: FleetPlan = plan_fleet(options.areas, options.regions, options.sites)
+        self.ports: dict[str, int] = {}
+        self.started_at = time.monotonic()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['web']}"
+
+    @property
+    def simulator_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['simulator']}"
+
+    @property
+    def prometheus_url(self) -> str:
+        return os.environ.get("MASTHEAD_PROMETHEUS_URL") or f"http://127.0.0.1:{self.ports['prometheus']}"
+
+    def start(self) -> None:
+        """Bring everything up, set the database up and seed it. The caller holds the layout's lock and calls `stop` whatever happens."""
+        self.layout.create()
+        self._refuse_another_fleet()
+        postgres_folder = self.layout.postgres_folder()
+        self._end_orphan_postgres(postgres_folder / "data" / "postmaster.pid")
+        self.ports = self.layout.ports(web=self.options.web_port)
+        self._start_servers(postgres_folder)
+        self._set_up_database()
+        self._seed()
+        self._write_configurations()
+        self.supervisor.start_together(self._programs())
+
+    def stop(self) -> None:
+        self.supervisor.stop()
+
+    def environment(self, *, role: str = APP_ROLE, signing_key: bool = False) -> dict[str, str]:
+        """The common set of variables of the product's processes, with this database role."""
+        explicit = os.environ.get("MASTHEAD_OWNER_DATABASE_URL" if role == OWNER_ROLE else "MASTHEAD_DATABASE_URL")
+        values = {name: value for name, value in os.environ.items() if not name.startswith("MASTHEAD_")}
+        values |= {
+            "DJANGO_SETTINGS_MODULE": "console.settings",
+            "PYTHONUNBUFFERED": "1",
+            "MASTHEAD_SECRET_KEY_FILE": str(self.layout.secrets / "secret-key"),
+            "MASTHEAD_DATABASE_URL": explicit or self._postgres_url(role),
+            "MASTHEAD_REDIS_URL": os.environ.get("MASTHEAD_REDIS_URL") or self._redis_url(),
+            "MASTHEAD_PROMETHEUS_URL": self.prometheus_url,
+            "MASTHEAD_ALLOWED_HOSTS": "127.0.0.1,localhost",
+            "MASTHEAD_ORIGINS": f"{self.url},http://localhost:{self.ports['web']}",
+            "MASTHEAD_INSECURE_HTTP": "true",
+            "MASTHEAD_SCRAPE_INTERVAL_SECONDS": str(self.options.scrape_interval_seconds),
+            "MASTHEAD_HEARTBEAT_SECONDS": str(self.options.heartbeat_seconds),
+            "MASTHEAD_GATEWAY_URL": f"ws://127.0.0.1:{self.ports['gateway']}/agent",
+        }
+        if signing_key:
+            values["MASTHEAD_SIGNING_KEY_FILE"] = str(self.layout.signing_key)
+        return values
+
+    def manage(self, *arguments: str, role: str = APP_ROLE, signing_key: bool = False) -> str:
+        """Run a management command to its end and return what it printed."""
+        environment = self.environment(role=role, signing_key=signing_key)
+        done = subprocess.run([PYTHON, "manage.py", *arguments], cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+        with (self.layout.logs / "manage.log").open("a") as log:
+            log.write(f"$ manage.py {' '.join(arguments)}\n{done.stdout}{done.stderr}")
+        if done.returncode:
+            raise ServerError(f"manage.py {arguments[0]} failed:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-15:]))
+        return done.stdout
+
+    def _postgres_url(self, role: str) -> str:
+        return f"postgresql://{role}:{self.layout.database_passwords()[role]}@127.0.0.1:{self.ports['postgres']}/masthead"
+
+    def _redis_url(self) -> str:
+        return f"redis://:{self.layout.secret('redis')}@127.0.0.1:{self.ports['redis']}/0"
+
+    def _refuse_another_fleet(self) -> None:
+        fleet = [self.options.areas, self.options.regions, self.options.sites]
+        known = self.layout.state().get("fleet", fleet)
+        if known != fleet:
+            raise ServerError(f"{self.layout.root} holds a fleet of {known[0]} areas × {known[1]} regions × {known[2]} sites. Add --fresh for another.")
+        self.layout.remember(fleet=fleet)
+
+    def _end_orphan_postgres(self, pid_file: Path) -> None:
+        """Our own PostgreSQL that outlived a killed supervisor: the folder is private and the lock is ours, so it is nobody else's."""
+        if not pid_file.exists():
+            return
+        pid = int(pid_file.read_text().split()[0])
+        command = Path(f"/proc/{pid}/cmdline")
+        if command.exists() and str(pid_file.parent).encode() in command.read_bytes():
+            self.say(f"postgres of an earlier start still runs (pid {pid}); stopping it")
+            os.kill(pid, signal.SIGINT)
+            deadline = time.monotonic() + 20
+            while command.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    def _start_servers(self, postgres_folder: Path) -> None:
+        servers: list[Server] = []
+        if not os.environ.get("MASTHEAD_DATABASE_URL"):
+            servers.append(Postgres(postgres_folder, port=self.ports["postgres"], passwords=self.layout.database_passwords()))
+        elif not os.environ.get("MASTHEAD_OWNER_DATABASE_URL"):
+            raise ServerError("MASTHEAD_DATABASE_URL is set: set MASTHEAD_OWNER_DATABASE_URL too, the same database as its owner role.")
+        if not os.environ.get("MASTHEAD_REDIS_URL"):
+            servers.append(Redis(self.layout.root / "redis", port=self.ports["redis"], password=self.layout.secret("redis")))
+        for server in servers:
+            server.log = self.layout.logs / f"{server.name}.log"
+        if servers:
+            self.supervisor.start_together(servers)
+
+    def _set_up_database(self) -> None:
+        self.layout.secret("secret-key", 64)
+        self.manage("setup_database", role=OWNER_ROLE)
+        if not self.layout.signing_key.exists():
+            self.manage("create_signing_key", str(self.layout.signing_key))
+        self.layout.protect_signing_key()
+
+    def _seed(self) -> None:
+        """Fleet, accounts, tenants, the sender's token, and bundles for agents that have not enrolled. Finds all of it again at the next start."""
+        inventory = self.layout.root / "inventory.json"
+        inventory.write_text(json.dumps(inventory_document(self.plan, PortsConfig(**self._exporter_ports()))))
+        self.layout.write_secret("accounts.json", json.dumps(self.layout.account_passwords()))
+        self.manage(
+            "seed_demo",
+            f"--inventory={inventory}",
+            f"--accounts={self.layout.secrets / 'accounts.json'}",
+            f"--sender-token={self.layout.secrets / SENDER_TOKEN}",
+            f"--bundles={self.layout.secrets / BUNDLES}",
+            signing_key=True,
+        )
+
+    def _exporter_ports(self) -> dict[str, int]:
+        return {name: self.ports[name] for name in ("dcgm", "triton", "vllm", "node")}
+
+    def _write_configurations(self) -> None:
+        folder = self.layout.root / "prometheus"
+        folder.mkdir(exist_ok=True)
+        write_prometheus_config(
+            folder / "prometheus.yml",
+            console_url=self.url,
+            telemetry_url=f"http://127.0.0.1:{self.ports['telemetry']}",
+            token_file=self.layout.secrets / SENDER_TOKEN,
+            scrape_interval_seconds=self.options.scrape_interval_seconds,
+        )
+        config = self.plan.simulator_config(
+            control_address=f"127.0.0.1:{self.ports['simulator']}",
+            act_log="acts.jsonl",
+            step_seconds=1.0,
+            ports=PortsConfig(**self._exporter_ports()),
+            agents=AgentsConfig(processes=2),
+            bundles=json.loads((self.layout.secrets / BUNDLES).read_text()),
+        )
+        document = dump_config(config)
+        document["timeline"] = [scenario.__dict__ for scenario in mild_timeline(self.plan)] if self.options.timeline else []
+        target = self.layout.simulator / "simulator.json"
+        target.touch(mode=0o600)
+        target.write_text(json.dumps(document))
+
+    def _programs(self) -> list[Server]:
+        ports, logs = self.ports, self.layout.logs
+        plain, signing = self.environment(), self.environment(signing_key=True)
+        uvicorn = [PYTHON, "-m", "uvicorn", "--host", "127.0.0.1", "--no-access-log"]
+        simulator = [PYTHON, "-m", "agent.simulator"]
+        config = f"--config={self.layout.simulator / 'simulator.json'}"
+        gateway = [*uvicorn, "fleet.gateway:application", f"--port={ports['gateway']}", "--ws=websockets-sansio"]
+        gateway += ["--ws-per-message-deflate=false", "--ws-max-size=1048576"]
+        programs: list[Server] = []
+
+        def add(name: str, command: list[str], environment: dict[str, str], ready: Callable[[], bool] | None = None) -> None:
+            programs.append(Program(name, logs, [*_END_WITH_PARENT, *command], environment, ready=ready))
+
+        if not os.environ.get("MASTHEAD_PROMETHEUS_URL"):
+            prometheus = Prometheus(self.layout.root / "prometheus", self.layout.root / "prometheus" / "prometheus.yml", port=ports["prometheus"])
+            prometheus.log = logs / "prometheus.log"
+            programs.append(prometheus)
+        web = [*uvicorn, "console.asgi:application", f"--port={ports['web']}", "--ws=websockets-sansio"]
+        add("web", web, signing, answers(f"{self.url}/healthz"))
+        add("gateway", (_WITHOUT_CAPABILITIES if os.geteuid() == 0 else []) + gateway, plain, listens(ports["gateway"]))
+        add("telemetry", [PYTHON, "manage.py", "telemetry", "--host=127.0.0.1", f"--port={ports['telemetry']}"], plain, listens(ports["telemetry"]))
+        add("worker", [PYTHON, "-m", "celery", "-A", "console.celery", "worker", "--loglevel=INFO", "--concurrency=2"], signing)
+        add("beat", [PYTHON, "manage.py", "beat"], plain)
+        add("simulator-hardware", [*simulator, "hardware", config], plain, listens(ports["simulator"]))
+        add("simulator-agents", [*simulator, "agents", config], plain)
+        return programs
+
+
+def mild_timeline(plan: FleetPlan) -> list[ScenarioConfig]:
+    """A little of everything that goes wrong on a quiet day, so that the wall is never all green. Times are seconds after the start."""
+    sites = [site for site in plan.sites if site.kind == "cell"]
+    if len(sites) < 12:
+        return []
+    spread = [sites[number * len(sites) // 8 + 1] for number in range(8)]
+    return [
+        ScenarioConfig("link_cut", site=spread[0].code, at_seconds=180, duration_seconds=240, every_seconds=1500),
+        ScenarioConfig("thermal_throttle", gpu=spread[1].nodes[0].gpus[0].uuid, at_seconds=120, duration_seconds=420, every_seconds=1200),
+        ScenarioConfig("ecc", gpu=spread[2].nodes[0].gpus[0].uuid, at_seconds=90, duration_seconds=3600, every_seconds=7200),
+        ScenarioConfig("noisy_neighbour", gpu=spread[3].nodes[0].gpus[0].uuid, at_seconds=60, duration_seconds=600, every_seconds=1800),
+        ScenarioConfig("exporter_frozen", node=spread[4].nodes[0].host_name, at_seconds=300, duration_seconds=240, every_seconds=1800),
+        ScenarioConfig("power_spike", site=spread[5].code, at_seconds=240, duration_seconds=120, every_seconds=900),
+        ScenarioConfig("node_down", node=spread[6].nodes[0].host_name, at_seconds=420, duration_seconds=300, every_seconds=2400),
+    ]
+
+
+def forget(root: Path) -> None:
+    """`--fresh`: remove the stack's data. The caller holds the lock."""
+    Layout(root).remove()

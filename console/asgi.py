@@ -1,8 +1,13 @@
-"""ASGI entry of the web process."""
+"""ASGI entry of the web process: pages and API by Django, the live socket beside it."""
 
 import os
 
+from channels.routing import ProtocolTypeRouter
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
-application = get_asgi_application()
+_django = get_asgi_application()
+
+from console.consumers import live_socket  # noqa: E402  (needs Django set up)
+
+application = ProtocolTypeRouter({"http": _django, "websocket": live_socket})

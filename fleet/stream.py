@@ -51,7 +51,7 @@ def snapshot_key(area_id: int) -> str:
 
 def connect() -> redis.Redis:
     """A client that gives up within a second instead of holding its caller."""
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0))
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0), protocol=2)
 
 
 @cache

@@ -39,5 +39,8 @@ def django_db_setup(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     yield
     with django_db_blocker.unblock():
         connection.close()
+    # Worker threads of asynchronous tests leave connections behind; only their own role may end them.
+    with psycopg.connect(f"postgresql://{APP_ROLE}@{config['HOST']}:{config['PORT']}/postgres", autocommit=True) as app:
+        app.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND usename = current_user", [name])
     with psycopg.connect(admin, autocommit=True) as owner:
         owner.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')

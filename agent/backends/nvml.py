@@ -1,0 +1,350 @@
+"""The real hardware, through NVIDIA's own binding (`nvidia-ml-py`).
+
+One GPU that fails does not hide the others, and a driver that cannot be asked is not a node without GPUs.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pynvml
+
+from agent.backends.base import BackendError, ClockReading, ErrorCode
+from agent.backends.nvml_topology import read_topology
+from agent.protocol import Condition, DriverMismatch, GpuCondition, GpuFacts, HealthReport, InventoryReport, NodeFacts, Sharing, SliceFacts
+
+T = TypeVar("T")
+
+_CODES = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: ErrorCode.GPU_LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED: ErrorCode.RESET_REQUIRED,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: ErrorCode.DRIVER_MISMATCH,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: ErrorCode.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: ErrorCode.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION: ErrorCode.NOT_PERMITTED,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: ErrorCode.INVALID,
+    pynvml.NVML_ERROR_FREQ_NOT_SUPPORTED: ErrorCode.INVALID,
+    pynvml.NVML_ERROR_NOT_FOUND: ErrorCode.NOT_PRESENT,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: ErrorCode.NOT_PRESENT,
+}
+# After these the library has to be initialised again.
+_DRIVER_GONE = {
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+}
+_EVENT_REASONS = {0x1: "idle", 0x4: "power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}
+_LIBRARY = re.compile(r"libnvidia-ml\.so\.([0-9][0-9.]*[0-9])")
+_MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*[0-9])")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """NVML's errors as BackendError with NVML's own words."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise BackendError(_CODES.get(error.value, ErrorCode.UNAVAILABLE), f"NVML: {error}") from error
+
+
+def _optional(call: Callable[[], T]) -> T | None:
+    """The value, or None where the GPU has no such thing or may not be asked. A lost GPU still raises."""
+    try:
+        return call()
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
+            raise
+        return None
+
+
+class NvmlBackend:
+    """`proc` and `sys` are where the kernel shows itself."""
+
+    def __init__(self, *, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+        self._proc = proc
+        self._sys = sys
+        self._ready = False
+        self._kubelet_version: str | None = None
+
+    def boot_id(self) -> str:
+        return (self._proc / "sys/kernel/random/boot_id").read_text().strip()
+
+    def close(self) -> None:
+        if self._ready:
+            self._ready = False
+            pynvml.nvmlShutdown()
+
+    # Reports.
+
+    def inventory(self, now: float) -> InventoryReport:
+        try:
+            self._open()
+            count = int(pynvml.nvmlDeviceGetCount())
+            node = self._node_facts()
+        except pynvml.NVMLError as error:
+            self._forget(error)
+            return InventoryReport(at=now, node=NodeFacts(kubelet_version=self._kubelet()), gpus=(), complete=False, gpu_count=None)
+        gpus: list[GpuFacts] = []
+        handles: dict[str, tuple[Any, str]] = {}
+        for index in range(count):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                facts = self._gpu_facts(handle, index)
+                _probe(handle)
+            except pynvml.NVMLError as error:
+                # A lost GPU is left to the health report; one that needs a reset, or has another fault, is still there when it tells its UUID.
+                if error.value == pynvml.NVML_ERROR_GPU_IS_LOST or (identity := self._identity(index)) is None:
+                    continue
+                facts = identity
+            else:
+                handles[f"GPU{index}"] = (handle, facts.pci_bus_id)
+            gpus.append(facts)
+        topology = read_topology(handles, self._sys)
+        node = NodeFacts(node.driver_version, node.cuda_version, node.kubelet_version, node.numa_nodes, topology)
+        return InventoryReport(at=now, node=node, gpus=tuple(gpus), complete=True, gpu_count=count)
+
+    def health(self, now: float) -> HealthReport:
+        try:
+            self._open()
+            count = int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            mismatch = None
+            if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+                mismatch = DriverMismatch(loaded_module=self._module_version(), library=self._library_version())
+            self._forget(error)
+            return HealthReport(at=now, gpus=(), driver_mismatch=mismatch, driver_error=f"NVML: {error}")
+        return HealthReport(at=now, gpus=tuple(_condition(index) for index in range(count)))
+
+    # Clocks.
+
+    def set_clock_range(self, gpu_uuid: str, min_mhz: int, max_mhz: int) -> None:
+        with _translated():
+            pynvml.nvmlDeviceSetGpuLockedClocks(self._handle(gpu_uuid), min_mhz, max_mhz)
+
+    def reset_clock_range(self, gpu_uuid: str) -> None:
+        with _translated():
+            pynvml.nvmlDeviceResetGpuLockedClocks(self._handle(gpu_uuid))
+
+    def read_clocks(self, gpu_uuid: str) -> ClockReading:
+        with _translated():
+            handle = self._handle(gpu_uuid)
+            reasons = _optional(lambda: _event_reasons(handle)) or 0
+            persistence = _optional(lambda: pynvml.nvmlDeviceGetPersistenceMode(handle))
+            return ClockReading(
+                sm_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
+                max_sm_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))),
+                limited_by=tuple(name for bit, name in _EVENT_REASONS.items() if reasons & bit),
+                persistence_mode=None if persistence is None else bool(persistence),
+            )
+
+    # The library.
+
+    def _open(self) -> None:
+        if not self._ready:
+            pynvml.nvmlInit()
+            self._ready = True
+
+    def _forget(self, error: pynvml.NVMLError) -> None:
+        """After a driver reload the library that we hold no longer fits: let go of it, so that the next call loads the one on disk."""
+        if error.value not in _DRIVER_GONE:
+            return
+        self._ready = False
+        library: ctypes.CDLL | None = pynvml.nvmlLib
+        if library is not None:
+            pynvml.nvmlLib = None
+            pynvml._nvmlGetFunctionPointer_cache.clear()
+            _ctypes.dlclose(library._handle)
+
+    def _handle(self, gpu_uuid: str) -> Any:
+        """By UUID only: an index may mean another GPU since the last look."""
+        try:
+            self._open()
+        except pynvml.NVMLError as error:
+            self._forget(error)
+            raise
+        return pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+
+    def _module_version(self) -> str:
+        """Of the loaded kernel module, "" when it does not say."""
+        try:
+            found = _MODULE.search((self._proc / "driver/nvidia/version").read_text())
+        except OSError:
+            return ""
+        return found[1] if found else ""
+
+    @staticmethod
+    def _library_version() -> str:
+        """Of the library in this process, from the name of its file."""
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if found := _LIBRARY.search(line):
+                return found[1]
+        return ""
+
+    # Facts.
+
+    def _node_facts(self) -> NodeFacts:
+        cuda = _optional(pynvml.nvmlSystemGetCudaDriverVersion)
+        numa = len([path for path in (self._sys / "devices/system/node").glob("node[0-9]*") if path.is_dir()])
+        return NodeFacts(
+            driver_version=str(_optional(pynvml.nvmlSystemGetDriverVersion) or ""),
+            cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+            kubelet_version=self._kubelet(),
+            numa_nodes=numa or None,
+        )
+
+    def _kubelet(self) -> str:
+        """Asked once: a new kubelet restarts the agent's pod or is seen at its next start."""
+        if self._kubelet_version is None:
+            self._kubelet_version = ""
+            if path := shutil.which("kubelet"):
+                try:
+                    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=5, check=False)
+                    self._kubelet_version = done.stdout.strip().removeprefix("Kubernetes ")[:40]
+                except (OSError, subprocess.TimeoutExpired):
+                    self._kubelet_version = ""
+        return self._kubelet_version
+
+    def _identity(self, index: int) -> GpuFacts | None:
+        """What a GPU with a fault still tells of itself."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            return GpuFacts(uuid=str(pynvml.nvmlDeviceGetUUID(handle)), index=index, pci_bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+        except pynvml.NVMLError:
+            return None
+
+    def _gpu_facts(self, handle: Any, index: int) -> GpuFacts:
+        memory = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+        limit = _optional(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)))
+        mig = _optional(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE))
+        persistence = _optional(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle)))
+        pci_bus_id = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+        slices = _optional(lambda: read_slices(handle)) if mig else ()
+        return GpuFacts(
+            uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+            index=index,
+            pci_bus_id=pci_bus_id,
+            serial=str(_optional(lambda: pynvml.nvmlDeviceGetSerial(handle)) or ""),
+            name=str(_optional(lambda: pynvml.nvmlDeviceGetName(handle)) or ""),
+            memory_bytes=memory,
+            power_limit_watts=None if limit is None else limit / 1000,
+            numa_node=_numa_node(handle, pci_bus_id, self._sys),
+            mig_enabled=False if mig is None else mig,
+            persistence_mode=persistence,
+            sharing=_sharing(handle, bool(mig)),
+            slices=slices,
+        )
+
+
+def open_backend(options: dict[str, str]) -> NvmlBackend:
+    """Options: `proc` and `sys`, for an agent in a container that sees the host's under another path."""
+    return NvmlBackend(proc=Path(options.get("proc", "/proc")), sys=Path(options.get("sys", "/sys")))
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _event_reasons(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except pynvml.NVMLError_FunctionNotFound:
+        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _probe(handle: Any) -> None:
+    """Ask what every GPU answers; only a fault of the GPU itself raises."""
+    for call in (
+        lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        lambda: pynvml.nvmlDeviceGetUtilizationRates(handle),
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
+        lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+    ):
+        try:
+            call()
+        except pynvml.NVMLError as error:
+            if error.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION):
+                raise
+
+
+def _condition(index: int) -> GpuCondition:
+    uuid = ""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        _probe(handle)
+    except pynvml.NVMLError as error:
+        condition = {
+            pynvml.NVML_ERROR_GPU_IS_LOST: Condition.LOST,
+            pynvml.NVML_ERROR_RESET_REQUIRED: Condition.RESET_REQUIRED,
+        }.get(error.value, Condition.UNKNOWN)
+        return GpuCondition(uuid=uuid, index=index, condition=condition, detail=f"NVML: {error}"[:300])
+    return GpuCondition(uuid=uuid, index=index, condition=Condition.OK)
+
+
+def _numa_node(handle: Any, pci_bus_id: str, sys: Path) -> int | None:
+    try:
+        return int(pynvml.nvmlDeviceGetNumaNodeId(handle))
+    except pynvml.NVMLError:
+        # sysfs writes the domain with four digits, NVML with eight.
+        try:
+            node = int((sys / "bus/pci/devices" / pci_bus_id.lower()[-12:] / "numa_node").read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+
+def _sharing(handle: Any, mig: bool) -> Sharing | None:
+    """MIG by its mode, MPS by its processes; whether the rest is time-sliced only Kubernetes knows."""
+    if mig:
+        return Sharing.MIG
+    processes = _optional(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle))
+    return Sharing.MPS if processes else None
+
+
+def read_slices(handle: Any) -> tuple[SliceFacts, ...]:
+    """The GPU instances of a GPU in MIG mode, by first memory position; also those without a compute instance."""
+    devices: dict[int, tuple[int, str]] = {}
+    for number in range(int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
+        try:
+            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except pynvml.NVMLError_NotFound:
+            continue
+        instance = int(pynvml.nvmlDeviceGetGpuInstanceId(device))
+        devices.setdefault(instance, (int(pynvml.nvmlDeviceGetComputeInstanceId(device)), str(pynvml.nvmlDeviceGetUUID(device))))
+    slices: list[SliceFacts] = []
+    for profile in range(int(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)):
+        try:
+            profile_id, most, name = _profile(handle, profile)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            continue
+        count = ctypes.c_uint(most)
+        array: Any = pynvml.c_nvmlGpuInstance_t * max(most, 1)
+        instances: Any = array()
+        pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, instances, ctypes.byref(count))
+        for number in range(count.value):
+            info = pynvml.nvmlGpuInstanceGetInfo(instances[number])
+            compute, uuid = devices.get(int(info.id), (None, ""))
+            slices.append(SliceFacts(int(info.id), compute, name, int(info.placement.start), int(info.placement.size), uuid))
+    return tuple(sorted(slices, key=lambda found: found.start))
+
+
+def _profile(handle: Any, profile: int) -> tuple[int, int, str]:
+    """(profile id, most instances, name such as 1g.10gb)."""
+    try:
+        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=2)
+        name = _text(info.name).removeprefix("MIG ").strip()
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch):
+        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=1)
+        name = ""
+    if not name:
+        name = f"{int(info.sliceCount)}g.{round(int(info.memorySizeMB) / 1024)}gb"
+    return int(info.id), int(info.instanceCount), name

@@ -262,12 +262,13 @@ def _event_reasons(handle: Any) -> int:
 
 def _probe(handle: Any) -> None:
     """Ask what every GPU answers; only a fault of the GPU itself raises."""
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
         lambda: pynvml.nvmlDeviceGetUtilizationRates(handle),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
         lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-    ):
+    )
+    for call in calls:
         try:
             call()
         except pynvml.NVMLError as error:

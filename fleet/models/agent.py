@@ -26,7 +26,10 @@ class AgentIdentity(models.Model):
     revoked_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, null=True, related_name="+")
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["node"], condition=Q(revoked_at__isnull=True), name="agent_one_live_key")]
+        constraints = [
+            models.UniqueConstraint(fields=["node"], condition=Q(revoked_at__isnull=True), name="agent_one_live_key"),
+            models.UniqueConstraint(fields=["public_key"], condition=Q(revoked_at__isnull=True), name="agent_key_one_node"),
+        ]
 
 
 class KeyChangeRequest(models.Model):
@@ -51,6 +54,8 @@ class AgentConnection(models.Model):
     connected = models.BooleanField(default=False)
     connected_at = models.DateTimeField(null=True)
     disconnected_at = models.DateTimeField(null=True)
-    heartbeat_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True, help_text="By the gateway's clock.")
+    clock_offset_seconds = models.FloatField(null=True, help_text="The node's clock minus the gateway's, at the last heartbeat.")
+    applied_version = models.PositiveBigIntegerField(null=True, help_text="Newest document that the agent has converged to.")
     report = models.JSONField(default=dict, help_text="Last inventory and health report, as sent.")
     reported_at = models.DateTimeField(null=True)

@@ -72,6 +72,7 @@ class ObservedControl(models.Model):
     observed = models.JSONField(default=dict)
     detail = models.CharField(max_length=300, blank=True)
     at = models.DateTimeField(help_text="By the agent's clock.")
+    sequence = models.PositiveBigIntegerField(default=0, help_text="Rises with every observation of the node's agent: an older one changes nothing.")
     received_at = models.DateTimeField()
 
     class Meta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,3 +25,20 @@ def write_prometheus_config(path: Path, *, console_url: str, telemetry_url: str,
     for target in config["remote_write"]:
         target |= {"url": telemetry_url + urlsplit(target["url"]).path, "authorization": authorization}
     path.write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m script.stack.prometheus_config", description="Write the shipped configuration with other addresses.")
+    parser.add_argument("--console", required=True, help="base URL of the console")
+    parser.add_argument("--telemetry", required=True, help="base URL of the telemetry process")
+    parser.add_argument("--token-file", required=True, type=Path, help="where Prometheus will find its sender's token")
+    parser.add_argument("--interval", required=True, type=int, metavar="SECONDS", help="scrape interval")
+    parser.add_argument("--out", required=True, type=Path)
+    given = parser.parse_args()
+    write_prometheus_config(
+        given.out, console_url=given.console, telemetry_url=given.telemetry, token_file=given.token_file, scrape_interval_seconds=given.interval
+    )
+
+
+if __name__ == "__main__":
+    main()

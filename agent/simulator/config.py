@@ -7,7 +7,7 @@
   "control_address": "127.0.0.1:9460",    control API and the wire between the simulated backend and the hardware
   "act_log": "acts.jsonl",                append-only log of every act on the hardware (JSON lines)
   "ports": {"dcgm": 9400, "triton": 8002, "vllm": 8000, "node": 9100},
-  "agents": {"state_directory": "agents", "processes": 2, "report_seconds": 30},
+  "agents": {"state_directory": "agents", "processes": 2, "converge_seconds": 5, "inspect_seconds": 30},
   "timeline": [{"at_seconds": 60, "name": "link_cut", "site": "AMS-004", "duration_seconds": 120}],
   "nodes": [{
     "site": "AMS-004", "region": "amsterdam", "host_name": "gpu-ams-004", "role": "du", "time_zone": "Europe/Amsterdam",
@@ -16,7 +16,7 @@
     "exporters": ["dcgm", "triton", "node"],
     "triton_models": [{"name": "detector", "version": "3"}],
     "vllm_model": "",
-    "bundle": {…},                        enrolment bundle of the node's agent (see agent.config), or the path of its file
+    "bundle": "eyJ…",                     enrolment bundle of the node's agent, the text that the console shows ("" when it has none)
     "gpus": [{
       "uuid": "GPU-…", "index": 0, "pci_bus_id": "00000000:19:00.0", "sku": "h100-sxm-80gb", "serial": "165…",
       "mig": [{"profile": "1g.10gb", "start": 0, "gpu_instance_id": 7, "purpose": "phy", "mig_uuid": "MIG-…",
@@ -34,7 +34,6 @@ An unknown or wrong field is a `ConfigError` that names it, e.g. `nodes[3].gpus[
 import ipaddress
 import json
 import zoneinfo
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ class NodeConfig:
     exporters: tuple[str, ...] = ("dcgm", "node")
     triton_models: tuple[TritonModelConfig, ...] = ()
     vllm_model: str = ""
-    bundle: Mapping[str, Any] | str | None = None
+    bundle: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,8 @@ class PortsConfig:
 class AgentsConfig:
     state_directory: str = "agents"
     processes: int = 2
-    report_seconds: float = 30.0
+    converge_seconds: float = 5.0
+    inspect_seconds: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ class ScenarioConfig:
     duration_seconds: float = 60.0
     every_seconds: float | None = None
     mode: str = ""
+    lead_seconds: float = 12.0
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,7 @@ def load_config(path: Path) -> SimulatorConfig:
     config = parse_config(data)
     folder = path.resolve().parent
     agents = replace(config.agents, state_directory=str(folder / config.agents.state_directory))
-    nodes = tuple(replace(node, bundle=str(folder / node.bundle)) if isinstance(node.bundle, str) else node for node in config.nodes)
-    return replace(config, act_log=str(folder / config.act_log), agents=agents, nodes=nodes)
+    return replace(config, act_log=str(folder / config.act_log), agents=agents)
 
 
 def dump_config(config: SimulatorConfig) -> dict[str, Any]:
@@ -216,6 +216,7 @@ def parse_scenario(data: object, path: str) -> ScenarioConfig:
         duration_seconds=fields.number("duration_seconds", 60, low=0.1, high=10**9),
         every_seconds=fields.optional_number("every_seconds", low=1, high=10**9),
         mode=fields.text("mode", ""),
+        lead_seconds=fields.number("lead_seconds", 12, low=0, high=10**6),
     )
     fields.finish()
     if sum(bool(target) for target in (scenario.site, scenario.node, scenario.gpu)) != 1:
@@ -251,7 +252,8 @@ def _agents(data: object, path: str) -> AgentsConfig:
     agents = AgentsConfig(
         state_directory=fields.text("state_directory", "agents", empty=False),
         processes=fields.integer("processes", 2, low=1, high=64),
-        report_seconds=fields.number("report_seconds", 30, low=0.5, high=3600),
+        converge_seconds=fields.number("converge_seconds", 5, low=0.1, high=3600),
+        inspect_seconds=fields.number("inspect_seconds", 30, low=0.5, high=3600),
     )
     fields.finish()
     return agents
@@ -330,11 +332,9 @@ def _node(data: object, path: str) -> NodeConfig:
         exporters=fields.many("exporters", _exporter, ("dcgm", "node")),
         triton_models=fields.many("triton_models", _triton_model, ()),
         vllm_model=fields.text("vllm_model", ""),
-        bundle=fields.raw("bundle", None),
+        bundle=fields.text("bundle", ""),
     )
     fields.finish()
-    if node.bundle is not None and not isinstance(node.bundle, dict | str):
-        raise ConfigError(f"{fields.name('bundle')}: expected an object or a path")
     try:
         zoneinfo.ZoneInfo(node.time_zone)
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:

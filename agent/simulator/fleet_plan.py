@@ -79,10 +79,10 @@ class FleetPlan:
         step_seconds: float = 2.0,
         ports: PortsConfig | None = None,
         agents: AgentsConfig | None = None,
-        bundles: dict[str, dict[str, object]] | None = None,
+        bundles: dict[str, str] | None = None,
     ) -> SimulatorConfig:
         """The simulator's configuration for this fleet. `bundles` are the agents' enrolment bundles by host name."""
-        nodes = tuple(replace(node, bundle=(bundles or {}).get(node.host_name)) for node in self.nodes)
+        nodes = tuple(replace(node, bundle=(bundles or {}).get(node.host_name, "")) for node in self.nodes)
         return SimulatorConfig(
             seed=self.seed,
             control_address=control_address,

@@ -1,0 +1,95 @@
+"""What the simulator knows of each GPU model: names, memory, clocks, power, heat. Figures as the boards report them."""
+
+from dataclasses import dataclass
+
+from agent.simulator.fields import ConfigError
+
+
+@dataclass(frozen=True)
+class Board:
+    """Clocks in MHz, power in W, memory in MiB, temperatures in °C; `celsius_per_watt` is the heat sink at a steady load."""
+
+    sku: str
+    model_name: str
+    memory_mib: int
+    reserved_mib: int
+    max_sm_mhz: int
+    idle_sm_mhz: int
+    memory_mhz: int
+    idle_watts: float
+    limit_watts: float
+    celsius_per_watt: float
+    slowdown_celsius: float
+    mig: bool
+    hbm: bool
+    nvlink: bool
+
+
+BOARDS = {
+    board.sku: board
+    for board in (
+        Board("h100-sxm-80gb", "NVIDIA H100 80GB HBM3", 81559, 479, 1980, 345, 2619, 70, 700, 0.0465, 87, True, True, True),
+        Board("h100-pcie-80gb", "NVIDIA H100 PCIe", 81559, 479, 1755, 345, 1593, 48, 350, 0.092, 87, True, True, False),
+        Board("h100-nvl-94gb", "NVIDIA H100 NVL", 95830, 479, 1785, 345, 2619, 60, 400, 0.085, 87, True, True, False),
+        Board("h200-141gb", "NVIDIA H200", 143771, 612, 1980, 345, 3201, 75, 700, 0.0465, 87, True, True, True),
+        Board("a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 420, 1410, 210, 1215, 50, 400, 0.08, 87, True, True, True),
+        Board("a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 512, 1410, 210, 1593, 55, 400, 0.08, 87, True, True, True),
+        Board("l40s-48gb", "NVIDIA L40S", 46068, 540, 2520, 210, 9001, 35, 350, 0.105, 93, False, False, False),
+    )
+}
+
+# Memory positions that a profile takes, by its name without the memory size; `1g` with double memory takes two.
+_SIZES = {"1g": 1, "2g": 2, "3g": 4, "4g": 4, "7g": 8}
+_POSITIONS = 8
+COMPUTE_SLICES = 7
+
+
+def board_of(sku: str, path: str) -> Board:
+    """The board of a SKU; an unknown one is a `ConfigError` at `path`."""
+    if sku not in BOARDS:
+        raise ConfigError(f"{path}: the simulator has no board {sku!r}, only {', '.join(sorted(BOARDS))}")
+    return BOARDS[sku]
+
+
+def profile_size(board: Board, profile: str, path: str) -> int:
+    """How many memory positions (1-8) a MIG profile takes on this board."""
+    compute, _, memory = profile.removesuffix("+me").partition(".")
+    if not board.mig:
+        raise ConfigError(f"{path}: {board.model_name} has no MIG")
+    if compute not in _SIZES or not memory.removesuffix("gb").isdigit():
+        raise ConfigError(f"{path}: {profile!r} is not a MIG profile")
+    share = board.memory_mib / 1024 / _POSITIONS
+    return 2 if compute == "1g" and int(memory.removesuffix("gb")) > 1.5 * share else _SIZES[compute]
+
+
+def compute_slices(profile: str) -> int:
+    """Compute slices (of 7) of a profile: its first digit."""
+    return int(profile.partition("g")[0])
+
+
+def slice_memory_mib(board: Board, profile: str, size: int) -> int:
+    """Memory of an instance, as the driver prints it: 9984 MiB for a 1g.10gb of an H100, 40448 for a 3g.40gb."""
+    h100 = {1: 9984, 2: 20096, 4: 40448, 8: 81152}
+    return round(h100[size] * board.memory_mib / 81559 / 64) * 64 if board.memory_mib != 81559 else h100[size]
+
+
+_XID_TEXTS = {
+    0: "No Error",
+    13: "Graphics Engine Exception",
+    31: "GPU memory page fault",
+    43: "GPU stopped processing",
+    45: "Preemptive cleanup, due to previous errors",
+    48: "Double Bit ECC Error",
+    63: "ECC page retirement or row remapping recording event",
+    64: "ECC page retirement or row remapper recording failure",
+    74: "NVLINK Error",
+    79: "GPU has fallen off the bus",
+    94: "Contained ECC error",
+    95: "Uncontained ECC error",
+    119: "GSP RPC timeout",
+}
+
+
+def xid_text(xid: int) -> str:
+    """The `err_msg` label of an XID."""
+    return _XID_TEXTS.get(xid, "Unknown Error")

@@ -1,0 +1,366 @@
+"""The simulated hardware of a fleet: physics, faults, exporters' text, and the acts that agents ask for. Time is passed in; no input or output but the act log."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from enum import Enum
+from pathlib import Path
+
+from agent.backends.base import ClockReading, ErrorCode
+from agent.protocol import Condition, GpuCondition, GpuFacts, HealthReport, InventoryReport, NodeFacts, SliceFacts, WorkloadFacts
+from agent.protocol.inventory import Sharing
+from agent.simulator import boards
+from agent.simulator.act_log import ActLog
+from agent.simulator.config import GpuConfig, NodeConfig, ScenarioConfig, SimulatorConfig
+from agent.simulator.dcgm_text import dcgm_page
+from agent.simulator.exposition import Page
+from agent.simulator.physics import HW_SLOWDOWN, HW_THERMAL, IDLE, POWER_CAP, Physics
+from agent.simulator.scenarios import Event, Scenario, ScenarioBook
+from agent.simulator.service_text import ServicePages
+from agent.simulator.services import Services
+from agent.simulator.topology import node_topology
+
+REASON_NAMES = {IDLE: "idle", POWER_CAP: "power_cap", HW_SLOWDOWN: "hw_slowdown", HW_THERMAL: "hw_thermal"}
+
+
+class HardwareError(Exception):
+    """The simulated driver refuses. `code` is one of `agent.backends.base.ErrorCode`."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Silence(Enum):
+    """An exporter that gives no text: it breaks the connection, or takes the question and never answers."""
+
+    BREAK = "break"
+    HANG = "hang"
+
+
+class Hardware:
+    def __init__(self, config: SimulatorConfig, log: ActLog, now: float, timeline: tuple[ScenarioConfig, ...] = ()) -> None:
+        self.config, self.log = config, log
+        self.now = now
+        self.physics = Physics(config, now)
+        self.services = Services(config, self.physics)
+        numbers = [record["scenario"] for record in log.records if record["kind"] == "scenario"]
+        self.book = ScenarioBook(config, first_number=max(numbers, default=0) + 1)
+        self.version = 0
+        self._pages = ServicePages(self.physics, self.services)
+        self._node_rows = {node.host_name: row for row, node in enumerate(config.nodes)}
+        self._boots = dict.fromkeys(self._node_rows, 0)
+        self._dcgm_pages: dict[str, Page] = {}
+        self._frozen_texts: dict[str, str] = {}
+        self._vanished: set[str] = set()
+        for number, entry in enumerate(timeline):
+            self.book.check(entry, f"timeline[{number}]")
+            self.book.schedule(entry, now)
+        self._remember(now)
+        self.log.append("start", now, seed=config.seed, nodes=len(config.nodes))
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.log.path.with_suffix(".state.npz")
+
+    def _remember(self, now: float) -> None:
+        """Takes up what the act log tells: boots, clock locks, faults that still run; and the last saved state of the counters."""
+        first = self.log.records[0]["at"] if self.log.records else now
+        uptimes = (3600 * (20 + 9000 * (row * 0.618 % 1)) for row in range(len(self.config.nodes)))
+        self.services.boot_times[:] = [math.floor(first - uptime) for uptime in uptimes]
+        for record in list(self.log.records):
+            if record["kind"] == "boot" and record["node"] in self._boots:
+                self._boots[record["node"]] += 1
+                self._unlock([gpu.uuid for gpu in self.node(record["node"]).gpus])
+                self.services.boot_times[self._node_rows[record["node"]]] = record["at"]
+            elif record["kind"] == "reset":
+                self._unlock([record["gpu"]])
+            elif record["kind"] == "act" and record["result"] == "ok" and record["gpu"] in self.physics.row_of_gpu:
+                self._set_lock(record["gpu"], record["arguments"].get("min_mhz", 0), record["arguments"].get("max_mhz", math.inf))
+        if self.physics.restore(self.checkpoint):
+            self.physics.advance(now)
+        self._resume_scenarios(now)
+        self._play_due(now)
+        self.physics.settle_clocks()
+
+    def _resume_scenarios(self, now: float) -> None:
+        """Faults that were asked for and still run; those of the timeline start with it again."""
+        records = list(self.log.records)
+        over = {record["scenario"] for record in records if record["kind"] == "scenario_end"} | {record.get("resumes") for record in records}
+        for record in records:
+            if record["kind"] == "scenario" and record["scenario"] not in over and record["until"] > now and record["asked"]:
+                entry = ScenarioConfig(name=record["name"], mode=record["mode"], lead_seconds=0, **record["target"])
+                self.book.start(entry, now, until=record["until"], resumes=record["scenario"])
+
+    def save(self) -> None:
+        self.physics.save(self.checkpoint)
+
+    def node(self, host_name: str) -> NodeConfig:
+        row = self._node_rows.get(host_name)
+        if row is None:
+            raise HardwareError(ErrorCode.NOT_PRESENT, f"node: there is no node {host_name!r}")
+        return self.config.nodes[row]
+
+    def advance(self, now: float) -> None:
+        """Plays everything up to `now`: each fault at its own time. Going back is ignored."""
+        if now <= self.now:
+            return
+        while (event := self.book.due(now)) is not None:
+            self._step_to(event.at)
+            self._apply(event)
+        self._step_to(now)
+        self.now = now
+
+    def _step_to(self, now: float) -> None:
+        for _ in self.physics.steps(now):
+            self.services.step()
+
+    def start_scenario(self, entry: ScenarioConfig, now: float) -> Scenario:
+        """Starts a fault now. Raises `ConfigError` naming the field when it cannot."""
+        self.book.check(entry)
+        self.advance(now)
+        scenario = self.book.start(entry, now)
+        self._play_due(now)
+        return scenario
+
+    def stop_scenario(self, scenario_id: int, now: float) -> Scenario | None:
+        self.advance(now)
+        scenario = self.book.stop(scenario_id, now)
+        self._play_due(now)
+        return scenario
+
+    def _play_due(self, now: float) -> None:
+        while (event := self.book.due(now)) is not None:
+            self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        scenario = event.scenario
+        rows = [self.physics.row_of_gpu[gpu] for gpu in scenario.gpus]
+        if event.what == "start":
+            self._begin(scenario, rows)
+        elif event.what == "end":
+            self.log.append("scenario_end", event.at, scenario=scenario.id, name=scenario.name, target=scenario.target)
+            if scenario.name in ("node_down", "gpu_lost"):
+                for host in scenario.hosts:
+                    self._boot(host, event.at)
+            elif scenario.name == "ecc":
+                for gpu in scenario.gpus:
+                    self.log.append("reset", event.at, gpu=gpu)
+                self.physics.restart_gpus(rows)
+        self._spread(event)
+
+    def _begin(self, scenario: Scenario, rows: list[int]) -> None:
+        columns = self.physics.columns
+        fields = {"scenario": scenario.id, "name": scenario.name, "target": scenario.target, "until": scenario.until, "mode": scenario.mode}
+        fields |= {"asked": scenario.asked, "resumes": scenario.resumes}
+        self.log.append("scenario", scenario.started_at, **fields)
+        codes = {"gpu_lost": 79, "ecc": 48, "xid": int(scenario.mode or 0) if scenario.name == "xid" else 0}
+        if code := codes.get(scenario.name):
+            columns["gpu.xid"][rows] = code
+        if scenario.name == "ecc":
+            fresh = [row for row in rows if columns["gpu.remap_pending"][row] == 0]
+            columns["gpu.ecc_dbe"][fresh] += 1
+            columns["gpu.remapped_uncorrectable"][fresh] += 1
+            columns["gpu.remap_pending"][fresh] = 1
+
+    def _boot(self, host: str, at: float) -> None:
+        self._boots[host] += 1
+        self.log.append("boot", at, node=host)
+        self.physics.restart_gpus([self.physics.row_of_gpu[gpu.uuid] for gpu in self.node(host).gpus])
+        self.services.restart([self._node_rows[host]], at)
+
+    def _spread(self, event: Event) -> None:
+        """Brings flags, vanished series and pages in line with the faults that are on."""
+        physics, book = self.physics, self.book
+        for name, flags in (("thermal_throttle", physics.faults.overheating), ("power_spike", physics.faults.power_spike), ("gpu_lost", physics.faults.lost)):
+            flags[:] = False
+            flags[[physics.row_of_gpu[gpu] for gpu in book.hit_gpus(name)]] = True
+        physics.faults.noisy[:] = False
+        physics.faults.noisy[[self._noisy_part(gpu) for gpu in book.hit_gpus("noisy_neighbour")]] = True
+        if event.what == "vanish":
+            self._vanished |= set(event.scenario.gpus)
+        self._vanished &= book.hit_gpus("gpu_lost")
+        frozen = book.hit_hosts("exporter_frozen")
+        self._frozen_texts = {host: text for host, text in self._frozen_texts.items() if host in frozen}
+        for host in event.scenario.hosts:
+            self._dcgm_pages.pop(host, None)
+        physics.settle_clocks()
+        self.version += 1
+
+    def _noisy_part(self, gpu: str) -> int:
+        """The last part of the GPU that has a tenant's workload: never a PHY slice unless there is no other."""
+        physics = self.physics
+        rows = physics.parts_of_gpu[physics.row_of_gpu[gpu]]
+        tenants = [row for row in rows if physics.load.busy[row] and not _is_phy(physics, row)]
+        return (tenants or rows)[-1]
+
+    def cut_hosts(self) -> set[str]:
+        """Nodes whose agents cannot reach the gateway."""
+        return self.book.hit_hosts("link_cut", "node_down")
+
+    def down_hosts(self) -> set[str]:
+        return self.book.hit_hosts("node_down")
+
+    def exposition(self, host: str, exporter: str, now: float) -> str | Silence:
+        """What the node's exporter answers at `now`."""
+        self.advance(now)
+        node, row = self.node(host), self._node_rows[host]
+        if host in self.cut_hosts() or (exporter == "dcgm" and host in self.book.hit_hosts("exporter_down")):
+            return Silence.BREAK
+        if exporter == "triton":
+            return self._pages.triton(node, row)
+        if exporter == "vllm":
+            return self._pages.vllm(node, row)
+        if exporter == "node":
+            return self._pages.node(node, row)
+        frozen = [scenario for scenario in self.book.active.values() if scenario.name == "exporter_frozen" and host in scenario.hosts]
+        if not frozen:
+            return self._dcgm_text(node)
+        if frozen[-1].mode == "hang":
+            return Silence.HANG
+        return self._frozen_texts.setdefault(host, self._dcgm_text(node))
+
+    def _dcgm_text(self, node: NodeConfig) -> str:
+        page = self._dcgm_pages.get(node.host_name)
+        if page is None:
+            lost = frozenset(gpu.uuid for gpu in node.gpus) & self._vanished
+            page = self._dcgm_pages[node.host_name] = dcgm_page(self.physics, node, lost=frozenset(lost))
+        return page.render(self.physics.columns.flat)
+
+    def boot_id(self, host: str) -> str:
+        self._reachable(host)
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self.config.seed}/{host}/boot/{self._boots[host]}"))
+
+    def _reachable(self, host: str) -> NodeConfig:
+        node = self.node(host)
+        if host in self.down_hosts():
+            raise HardwareError(ErrorCode.UNAVAILABLE, f"node {host} is down")
+        return node
+
+    def _gpu(self, host: str, gpu_uuid: str) -> tuple[GpuConfig, int]:
+        """The GPU and its row. Raises `HardwareError` as NVML would."""
+        node = self._reachable(host)
+        gpu = next((gpu for gpu in node.gpus if gpu.uuid == gpu_uuid), None)
+        if gpu is None:
+            raise HardwareError(ErrorCode.NOT_PRESENT, f"gpu: node {host} has no GPU {gpu_uuid!r}")
+        condition = self._condition(gpu)
+        if condition is Condition.LOST:
+            raise HardwareError(ErrorCode.GPU_LOST, "GPU is lost")
+        return gpu, self.physics.row_of_gpu[gpu_uuid]
+
+    def _condition(self, gpu: GpuConfig) -> Condition:
+        if gpu.uuid in self.book.hit_gpus("gpu_lost"):
+            return Condition.LOST
+        return Condition.RESET_REQUIRED if gpu.uuid in self.book.hit_gpus("ecc") else Condition.OK
+
+    def set_clock_range(self, host: str, gpu_uuid: str, min_mhz: int, max_mhz: int, now: float) -> None:
+        """Locks the SM clock. Logged whether it succeeds or not."""
+        self._act(host, gpu_uuid, "set_clock_range", {"min_mhz": min_mhz, "max_mhz": max_mhz}, now)
+
+    def reset_clock_range(self, host: str, gpu_uuid: str, now: float) -> None:
+        self._act(host, gpu_uuid, "reset_clock_range", {}, now)
+
+    def _act(self, host: str, gpu_uuid: str, name: str, arguments: dict[str, int], now: float) -> None:
+        self.advance(now)
+        try:
+            _, row = self._gpu(host, gpu_uuid)
+            limits = f"{self.physics.idle_mhz[row]:.0f}..{self.physics.max_mhz[row]:.0f} MHz"
+            low, high = arguments.get("min_mhz", 0), arguments.get("max_mhz", math.inf)
+            if arguments and not 0 < low <= high:
+                raise HardwareError(ErrorCode.INVALID, f"min_mhz, max_mhz: {low}..{high} is not a range within {limits}")
+        except HardwareError as error:
+            self.log.append("act", now, node=host, gpu=gpu_uuid, act=name, arguments=arguments, result=error.code.value)
+            raise
+        self.log.append("act", now, node=host, gpu=gpu_uuid, act=name, arguments=arguments, result="ok")
+        self._set_lock(gpu_uuid, low, high)
+        self.physics.settle_clocks()
+
+    def _set_lock(self, gpu_uuid: str, low: float, high: float) -> None:
+        """The driver keeps a lock within what the board can: asking for more than the maximum locks at the maximum."""
+        row = self.physics.row_of_gpu[gpu_uuid]
+        top = self.physics.max_mhz[row]
+        self.physics.lock_low[row] = min(low, top)
+        self.physics.lock_high[row] = high if math.isinf(high) else min(max(high, 210), top)
+
+    def _unlock(self, gpus: list[str]) -> None:
+        for gpu in gpus:
+            if gpu in self.physics.row_of_gpu:
+                self._set_lock(gpu, 0, math.inf)
+
+    def read_clocks(self, host: str, gpu_uuid: str, now: float) -> ClockReading:
+        self.advance(now)
+        _, row = self._gpu(host, gpu_uuid)
+        columns = self.physics.columns
+        reasons = int(columns["gpu.reasons"][row])
+        return ClockReading(
+            sm_mhz=int(columns["gpu.sm_mhz"][row]),
+            max_sm_mhz=int(self.physics.max_mhz[row]),
+            limited_by=tuple(name for bit, name in REASON_NAMES.items() if reasons & bit),
+            persistence_mode=True,
+        )
+
+    def inventory(self, host: str, now: float) -> InventoryReport:
+        self.advance(now)
+        node = self._reachable(host)
+        answering = [gpu for gpu in node.gpus if self._condition(gpu) is not Condition.LOST]
+        facts = NodeFacts(
+            driver_version=node.driver_version,
+            cuda_version=node.cuda_version,
+            kubelet_version=node.kubelet_version,
+            numa_nodes=2 if len(node.gpus) > 2 else 1,
+            topology=node_topology([(gpu.index, boards.BOARDS[gpu.sku].nvlink) for gpu in answering]),
+        )
+        gpus = tuple(_gpu_facts(gpu, boards.BOARDS[gpu.sku], len(node.gpus)) for gpu in answering)
+        workloads = tuple(found for gpu in answering for found in _workload_facts(gpu))
+        return InventoryReport(at=now, node=facts, gpus=gpus, complete=True, gpu_count=len(node.gpus), workloads=workloads)
+
+    def health(self, host: str, now: float) -> HealthReport:
+        self.advance(now)
+        node = self._reachable(host)
+        details = {Condition.LOST: "GPU is lost", Condition.RESET_REQUIRED: "double-bit ECC error: the GPU must be reset"}
+        conditions = [(gpu, self._condition(gpu)) for gpu in node.gpus]
+        return HealthReport(at=now, gpus=tuple(GpuCondition(gpu.uuid, gpu.index, condition, details.get(condition, "")) for gpu, condition in conditions))
+
+
+def _is_phy(physics: Physics, part_row: int) -> bool:
+    part = physics.parts[part_row].slice
+    return part is not None and part.purpose == "phy"
+
+
+def _gpu_facts(gpu: GpuConfig, board: boards.Board, count: int) -> GpuFacts:
+    slices = tuple(
+        SliceFacts(
+            gpu_instance_id=part.gpu_instance_id,
+            compute_instance_id=0,
+            profile=part.profile,
+            start=part.start,
+            size=boards.profile_size(board, part.profile, "profile"),
+            mig_uuid=part.mig_uuid,
+        )
+        for part in gpu.mig or ()
+    )
+    return GpuFacts(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        pci_bus_id=gpu.pci_bus_id,
+        serial=gpu.serial,
+        name=board.model_name,
+        memory_bytes=board.memory_mib * 1024 * 1024,
+        power_limit_watts=board.limit_watts,
+        numa_node=0 if count <= 2 else int(gpu.index >= count / 2),
+        mig_enabled=gpu.mig is not None,
+        persistence_mode=True,
+        sharing=Sharing.MIG if gpu.mig else Sharing.WHOLE,
+        slices=slices,
+    )
+
+
+def _workload_facts(gpu: GpuConfig) -> list[WorkloadFacts]:
+    found = []
+    if gpu.workload is not None:
+        found.append(WorkloadFacts(gpu.uuid, None, gpu.workload.namespace, gpu.workload.pod, gpu.workload.container, Sharing.WHOLE))
+    for part in gpu.mig or ():
+        if part.workload is not None:
+            found.append(WorkloadFacts(gpu.uuid, part.gpu_instance_id, part.workload.namespace, part.workload.pod, part.workload.container, Sharing.MIG))
+    return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.telemetry import COMPUTE_SLICES, GPU_FIELD_INDEX, GPU_FIELDS, SLICE_FIELD_INDEX, SLICE_FIELDS, XidChange, XidCount, compute_slices
+from fleet.telemetry import COMPUTE_SLICES, GPU_FIELD_INDEX, GPU_FIELDS, SLICE_FIELD_INDEX, SLICE_FIELDS, XidChange, XidCount, compute_slices, short_host
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,6 +71,9 @@ class Columns:
             self._room = room
         return first
 
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._arrays)
+
     def view(self, name: str) -> NDArray[np.generic]:
         return self._arrays[name][..., : self.count]
 
@@ -85,6 +88,7 @@ class LiveState:
     gpu_values: Floats
     gpu_times: Floats
     gpu_sampled_at: Floats  # newest sample time of the row
+    gpu_refused: Floats  # samples out of range since the process began to count
     gpu_owner: Rows  # [len(GPU_FIELDS), g]: slot of the series that wrote the cell last, -1 none
     gpu_nvlink_parts: Floats
     gpu_stored: Flags  # the row is in the reading table
@@ -126,6 +130,8 @@ class LiveState:
         self.node_row_of_id: dict[int, int] = {}
         self.site_row_of_id: dict[int, int] = {}
         self.site_row_of_code: dict[str, int] = {}
+        self.node_row_of_host: dict[tuple[int, str], int] = {}  # (site row, first label of the host name)
+        self.node_rows_of_host: dict[str, list[int]] = {}
         self._xid_changes: list[XidChange] = []
         self._xid_counts: list[XidCount] = []
         self._gpus, self._slices, self._nodes, self._sites = Columns(), Columns(), Columns(), Columns()
@@ -136,6 +142,7 @@ class LiveState:
         self._gpus.add_column("owner", "i4", -1, depth=len(GPU_FIELDS))
         self._gpus.add_column("nvlink_parts", "f8", nan, depth=NVLINK_PARTS)
         self._gpus.add_column("sampled_at", "f8", nan)
+        self._gpus.add_column("refused", "f8", 0.0)
         for name in ("changed", "suspect", "stored"):
             self._gpus.add_column(name, "?", False)
         for name, dtype, fill in (("gpu_row", "i4", -1), ("instance", "i4", -1), ("compute", "i4", 0), ("live", "?", False)):
@@ -158,11 +165,19 @@ class LiveState:
 
     def _renew_views(self) -> None:
         for prefix, columns in (("gpu", self._gpus), ("slice", self._slices), ("node", self._nodes), ("site", self._sites)):
-            for name in columns._arrays:
+            for name in columns.names():
                 setattr(self, f"{prefix}_{name}", columns.view(name))
         self.version += 1
 
     # Rows
+
+    @property
+    def gpu_count(self) -> int:
+        return self._gpus.count
+
+    @property
+    def slice_count(self) -> int:
+        return self._slices.count
 
     def add_sites(self, rows: list[tuple[int, str, int, int]]) -> None:
         """Add sites as (database id, code, area id, region id), or refresh those that exist."""
@@ -189,9 +204,20 @@ class LiveState:
             self.node_row_of_id[node_id] = first + offset
             self.node_host.append(host)
         for node_id, host, site_id in rows:
-            row = self.node_row_of_id[node_id]
-            self.node_id[row], self.node_site_row[row], self.node_active[row] = node_id, self.site_row_of_id[site_id], True
-            self.node_host[row] = host
+            row, site_row = self.node_row_of_id[node_id], self.site_row_of_id[site_id]
+            self._name_node(row, site_row, host)
+            self.node_id[row], self.node_site_row[row], self.node_active[row] = node_id, site_row, True
+
+    def _name_node(self, row: int, site_row: int, host: str) -> None:
+        old, new = short_host(self.node_host[row]), short_host(host)
+        if self.node_row_of_host.get((int(self.node_site_row[row]), old)) == row:
+            del self.node_row_of_host[int(self.node_site_row[row]), old]
+        rows = self.node_rows_of_host.get(old, [])
+        if row in rows:
+            rows.remove(row)
+        self.node_host[row] = host
+        self.node_row_of_host[site_row, new] = row
+        self.node_rows_of_host.setdefault(new, []).append(row)
 
     def add_gpus(self, rows: list[tuple[int, str, int]]) -> None:
         """Add GPUs as (database id, UUID, node's database id), or refresh those that exist. Their nodes must be there."""

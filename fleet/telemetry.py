@@ -196,7 +196,7 @@ class Sample:
     at: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SeriesSeen:
     """Who a GPU (or a slice of it) says it is: handed to inventory when first seen or changed. Empty text: the series did not say.
 

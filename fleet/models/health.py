@@ -85,7 +85,7 @@ class HealthTransition(models.Model):
 
     kind = models.CharField(max_length=8, choices=ObjectKind)
     object_key = models.CharField(max_length=80)
-    site = models.ForeignKey("fleet.Site", on_delete=models.CASCADE, null=True, related_name="transitions")
+    site = models.ForeignKey("fleet.Site", on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="transitions")
     from_state = models.CharField(max_length=12, choices=HealthState)
     to_state = models.CharField(max_length=12, choices=HealthState)
     cause = models.CharField(max_length=40)

@@ -4,4 +4,4 @@ COPY agent /src/agent
 RUN pip install --no-cache-dir "/src/agent[nvml]" && rm -r /src
 # Root in its container: NVML lets nobody else set clocks. Everything else of root's rights is dropped where it runs.
 ENTRYPOINT []
-CMD ["masthead-agent", "--config", "/etc/masthead-agent.toml", "run"]
+CMD ["masthead-agent", "run"]

@@ -110,7 +110,7 @@ class Layout:
         ports: dict[str, int] = {}
         for offset, name in enumerate(PORTS):
             wished = web if name == "web" else known.get(name, 20_000 + int(hashlib.sha256(str(self.root).encode()).hexdigest(), 16) % 8_000 + offset)
-            ports[name] = next_free_port(wished, taken)
+            ports[name] = next_free_port(wished, taken | (set(known.values()) - {wished}))
             taken.add(ports[name])
         self.remember(ports=ports)
         return ports

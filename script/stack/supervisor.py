@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from script.servers import Server, ServerError, end_group
 
-FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 20.0
 DEATHS_ALLOWED = 6
 DEATHS_WINDOW_SECONDS = 120.0
@@ -30,8 +29,9 @@ class _Watched:
 class Supervisor:
     """`say` gets one line for each thing worth telling. `tick` is called often by whoever waits; nothing here runs by itself."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], *, first_delay_seconds: float = 0.5) -> None:
         self._say = say
+        self._first_delay_seconds = first_delay_seconds
         self._watched: dict[str, _Watched] = {}
         self._stopping = threading.Event()
 
@@ -88,7 +88,7 @@ class Supervisor:
         watched.deaths = [at for at in watched.deaths if now - at < DEATHS_WINDOW_SECONDS] + [now]
         if len(watched.deaths) > DEATHS_ALLOWED:
             raise StackFailed(f"{server.name} died {len(watched.deaths)} times in {DEATHS_WINDOW_SECONDS:.0f} s. Its last lines:\n{server.last_lines}")
-        delay = min(FIRST_DELAY_SECONDS * 2 ** (len(watched.deaths) - 1), LONGEST_DELAY_SECONDS)
+        delay = min(self._first_delay_seconds * 2 ** (len(watched.deaths) - 1), LONGEST_DELAY_SECONDS)
         self._say(f"{server.name} ended with status {code}; starting it again in {delay:g} s. Its last lines:\n{server.last_lines}")
         watched.start_again_at = now + delay
 

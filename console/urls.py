@@ -10,6 +10,7 @@ urlpatterns = [
     path("", include("console.views.sign_in")),
     path("", include("console.views.search")),
     path("", include("console.views.settings")),
+    path("api/", include("console.api.urls")),
     path("charts/gpus/<str:uuid>/<slug:panel>", charts.gpu_chart, name="gpu_chart"),
     path("charts/sites/<str:code>/<slug:panel>", charts.site_chart, name="site_chart"),
 ]

@@ -9,7 +9,6 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.http import Http404
 from rest_framework import exceptions, serializers, viewsets
-from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -17,19 +16,6 @@ from rest_framework.views import APIView
 from console.access import ROLE_FOR, Access, Right, access_of
 from console.api.problems import PreconditionFailed, PreconditionRequired
 from console.models import ApiToken
-
-
-class TokenScope(BasePermission):
-    """A token does only what its scopes name: `read:<area>` and `write:<area>`, or `read:*`, `write:*`. Sessions have no scopes."""
-
-    def has_permission(self, request: Request, view: APIView) -> bool:
-        if not isinstance(request.auth, ApiToken):
-            return True
-        verb = "read" if request.method in SAFE_METHODS else "write"
-        needed = f"{verb}:{getattr(view, 'scope_area', '*')}"
-        if {needed, f"{verb}:*"} & set(request.auth.scopes):
-            return True
-        raise exceptions.PermissionDenied(f"The token lacks the scope {needed}.")
 
 
 class ApiView(APIView):

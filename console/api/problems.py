@@ -4,6 +4,8 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
+from django.db import IntegrityError
+from django.db.models import ProtectedError, RestrictedError
 from drf_standardized_errors.formatter import ExceptionFormatter
 from drf_standardized_errors.handler import ExceptionHandler
 from drf_standardized_errors.types import ErrorResponse
@@ -78,6 +80,15 @@ class ProblemFormatter(ExceptionFormatter):
 
 
 class ProblemHandler(ExceptionHandler):
+    def convert_known_exceptions(self, exc: Exception) -> Exception:
+        if isinstance(exc, ProtectedError | RestrictedError):
+            kinds = sorted({str(row._meta.verbose_name_plural) for row in exc.args[1]})
+            return Conflict(f"Something still belongs to it: {', '.join(kinds)}.")
+        if isinstance(exc, IntegrityError):
+            return Conflict("Another request made the same thing at the same time, or a rule of the database forbids it.")
+        converted: Exception = super().convert_known_exceptions(exc)
+        return converted
+
     def get_response(self, exc: exceptions.APIException, data: Any) -> Response:
         response: Response = super().get_response(exc, data)
         response.content_type = MEDIA_TYPE

@@ -121,7 +121,7 @@ export function startCharts(root = document) {
   }
   document.addEventListener("keydown", (event) => {
     if (event.target.closest("input, textarea, select, [contenteditable]") || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (document.documentElement.dataset.keys === "off") return;
+    if (document.body.dataset.letterKeys === "off") return;
     if (event.key === "v") charts.forEach((chart) => chart.toggleTable());
     if (event.key === "y") navigator.clipboard?.writeText(location.href);
   });

@@ -1,0 +1,22 @@
+"""What a token may do: `read:<area>` and `write:<area>`, or `read:*`, `write:*`."""
+
+from typing import Any
+
+from rest_framework.exceptions import PermissionDenied
+from rest_framework.permissions import SAFE_METHODS, BasePermission
+from rest_framework.request import Request
+
+from console.models import ApiToken
+
+
+class TokenScope(BasePermission):
+    """A token does only what its scopes name: `read:<area>` and `write:<area>`, or `read:*`, `write:*`. Sessions have no scopes."""
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        if not isinstance(request.auth, ApiToken):
+            return True
+        verb = "read" if request.method in SAFE_METHODS else "write"
+        needed = f"{verb}:{getattr(view, 'scope_area', '*')}"
+        if {needed, f"{verb}:*"} & set(request.auth.scopes):
+            return True
+        raise PermissionDenied(f"The token lacks the scope {needed}.")

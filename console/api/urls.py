@@ -1,0 +1,28 @@
+"""`/api/`: version 1, its schema and its browsable page."""
+
+from django.urls import URLPattern, URLResolver, include, path
+from drf_spectacular.views import SpectacularAPIView
+from rest_framework.routers import SimpleRouter
+
+from console.api import about, docs, gpus, health, nodes, places
+
+router = SimpleRouter(use_regex_path=True)
+router.register("areas", places.AreaViewSet, basename="api-area")
+router.register("regions", places.RegionViewSet, basename="api-region")
+router.register("sites", places.SiteViewSet, basename="api-site")
+router.register("nodes", nodes.NodeViewSet, basename="api-node")
+router.register("gpus", gpus.GpuViewSet, basename="api-gpu")
+router.register("workloads", gpus.WorkloadViewSet, basename="api-workload")
+router.register("findings", health.FindingViewSet, basename="api-finding")
+router.register("transitions", health.TransitionViewSet, basename="api-transition")
+router.register("disagreements", health.DisagreementViewSet, basename="api-disagreement")
+router.register("data-quality", health.DataQualityViewSet, basename="api-data-quality")
+router.register("xid-events", health.XidEventViewSet, basename="api-xid-event")
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("v1/about", about.AboutView.as_view(), name="api-about"),
+    path("v1/", include(router.urls)),
+    path("schema/", SpectacularAPIView.as_view(), name="api-schema"),
+    path("docs/", docs.docs, name="api-docs"),
+    path("v1/<path:rest>", docs.not_found),
+]

@@ -38,11 +38,20 @@ def test_ports_are_kept_and_a_taken_one_is_passed_over(layout: Layout) -> None:
     assert len(set(ports.values())) == len(PORTS)
     assert Layout(layout.root).ports(web=18_000) == ports
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", ports["gateway"]))
+        sock.bind(("127.0.0.1", ports["telemetry"]))
         sock.listen()
         again = layout.ports(web=18_000)
-    assert again["gateway"] != ports["gateway"]
+    assert again["telemetry"] not in ports.values()
     assert again["redis"] == ports["redis"]
+
+
+def test_a_gateway_that_cannot_have_the_port_that_its_agents_dial_says_so(layout: Layout) -> None:
+    ports = layout.ports(web=18_000)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", ports["gateway"]))
+        sock.listen()
+        with pytest.raises(ServerError, match=str(ports["gateway"])):
+            layout.ports(web=18_000)
 
 
 def test_fresh_forgets_everything(layout: Layout) -> None:

@@ -15,25 +15,26 @@ from rest_framework.response import Response
 from console.api.base import ApiViewSet
 from console.api.health import GpuHealthSerializer, HealthField
 from console.api.problems import SourceUnavailable
+from console.api.strict import ReadOnlySerializer
 from console.filters import GpuFilter, TenantWorkloadFilter, WorkloadFilter
 from console.views.charts import chart
 from fleet.models import Gpu, GpuReading, LastKnownReading, MigSlice, ProtectedPlacement, SliceReading, Workload
 from fleet.panels import PANELS, RANGES
 
 
-class MigSliceSerializer(serializers.ModelSerializer[MigSlice]):
+class MigSliceSerializer(ReadOnlySerializer):
     class Meta:
         model = MigSlice
         fields = ["gpu_instance_id", "compute_instance_id", "mig_uuid", "profile", "start", "size", "purpose", "created_at", "ended_at"]
 
 
-class ProtectedPlacementSerializer(serializers.ModelSerializer[ProtectedPlacement]):
+class ProtectedPlacementSerializer(ReadOnlySerializer):
     class Meta:
         model = ProtectedPlacement
         fields = ["start", "size"]
 
 
-class GpuSerializer(serializers.ModelSerializer[Gpu]):
+class GpuSerializer(ReadOnlySerializer):
     site = serializers.CharField(source="node.site.code", read_only=True)
     protected_placements = ProtectedPlacementSerializer(many=True, read_only=True)
     carries_phy = serializers.BooleanField(read_only=True)
@@ -61,19 +62,19 @@ class GpuSerializer(serializers.ModelSerializer[Gpu]):
         ]
 
 
-class GpuReadingSerializer(serializers.ModelSerializer[GpuReading]):
+class GpuReadingSerializer(ReadOnlySerializer):
     class Meta:
         model = GpuReading
         exclude = ["gpu"]
 
 
-class SliceReadingSerializer(serializers.ModelSerializer[SliceReading]):
+class SliceReadingSerializer(ReadOnlySerializer):
     class Meta:
         model = SliceReading
         exclude = ["id", "gpu"]
 
 
-class LastKnownSerializer(serializers.ModelSerializer[LastKnownReading]):
+class LastKnownSerializer(ReadOnlySerializer):
     class Meta:
         model = LastKnownReading
         fields = ["sampled_at", "values", "slices"]
@@ -153,7 +154,7 @@ class GpuViewSet(ApiViewSet):
         return Response({key: value for key, value in body.items() if key != "figure"})
 
 
-class WorkloadSerializer(serializers.ModelSerializer[Workload]):
+class WorkloadSerializer(ReadOnlySerializer):
     gpu = serializers.CharField(source="gpu.uuid", read_only=True)
     site = serializers.CharField(source="gpu.node.site.code", read_only=True)
     gpu_instance_id = serializers.IntegerField(source="slice.gpu_instance_id", default=None, read_only=True)

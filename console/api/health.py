@@ -7,25 +7,26 @@ from django.db.models import Q, QuerySet
 from rest_framework import serializers
 
 from console.api.base import ApiViewSet
+from console.api.strict import ReadOnlySerializer
 from console.filters import AnyOfFilter
 from fleet.models import DataQuality, Disagreement, Finding, GpuHealth, HealthState, HealthTransition, NodeHealth, SiteHealth, XidEvent
 
 NEVER = {"state": HealthState.UNKNOWN.value, "since": None, "cause": "never_reported", "why": "Has never reported."}
 
 
-class SiteHealthSerializer(serializers.ModelSerializer[SiteHealth]):
+class SiteHealthSerializer(ReadOnlySerializer):
     class Meta:
         model = SiteHealth
         exclude = ["site"]
 
 
-class NodeHealthSerializer(serializers.ModelSerializer[NodeHealth]):
+class NodeHealthSerializer(ReadOnlySerializer):
     class Meta:
         model = NodeHealth
         exclude = ["node"]
 
 
-class GpuHealthSerializer(serializers.ModelSerializer[GpuHealth]):
+class GpuHealthSerializer(ReadOnlySerializer):
     class Meta:
         model = GpuHealth
         exclude = ["gpu"]
@@ -74,7 +75,7 @@ class FindingFilter(ObjectFilter):
         return queryset.filter(until__isnull=value)
 
 
-class FindingSerializer(serializers.ModelSerializer[Finding]):
+class FindingSerializer(ReadOnlySerializer):
     site: Any = serializers.SlugRelatedField(slug_field="code", read_only=True)
 
     class Meta:
@@ -109,7 +110,7 @@ class FindingViewSet(SiteScoped):
         return self.in_scope(Finding.objects.select_related("site"))
 
 
-class TransitionSerializer(serializers.ModelSerializer[HealthTransition]):
+class TransitionSerializer(ReadOnlySerializer):
     site: Any = serializers.SlugRelatedField(slug_field="code", read_only=True)
 
     class Meta:
@@ -134,7 +135,7 @@ class DisagreementFilter(ObjectFilter):
     open = django_filters.BooleanFilter(field_name="until", lookup_expr="isnull")
 
 
-class DisagreementSerializer(serializers.ModelSerializer[Disagreement]):
+class DisagreementSerializer(ReadOnlySerializer):
     site: Any = serializers.SlugRelatedField(slug_field="code", read_only=True)
 
     class Meta:
@@ -160,7 +161,7 @@ class DataQualityFilter(django_filters.FilterSet):
     reason = AnyOfFilter(field_name="reason")
 
 
-class DataQualitySerializer(serializers.ModelSerializer[DataQuality]):
+class DataQualitySerializer(ReadOnlySerializer):
     site: Any = serializers.SlugRelatedField(slug_field="code", read_only=True)
     sender: Any = serializers.SlugRelatedField(slug_field="name", read_only=True)
 
@@ -185,7 +186,7 @@ class XidEventFilter(django_filters.FilterSet):
     xid = django_filters.NumberFilter(field_name="xid")
 
 
-class XidEventSerializer(serializers.ModelSerializer[XidEvent]):
+class XidEventSerializer(ReadOnlySerializer):
     gpu: Any = serializers.SlugRelatedField(slug_field="uuid", read_only=True)
 
     class Meta:

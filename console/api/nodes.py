@@ -10,7 +10,7 @@ from console.access import Right
 from console.api.base import WritableViewSet
 from console.api.health import HealthField, NodeHealthSerializer
 from console.api.places import ScopedSlugField
-from console.api.strict import StrictModelSerializer
+from console.api.strict import ReadOnlySerializer, StrictModelSerializer
 from console.filters import NodeFilter
 from fleet.models import AgentConnection, Node, ServiceReading
 
@@ -42,13 +42,13 @@ class NodeSerializer(StrictModelSerializer):
         validators: list[Any] = []
 
 
-class AgentConnectionSerializer(serializers.ModelSerializer[AgentConnection]):
+class AgentConnectionSerializer(ReadOnlySerializer):
     class Meta:
         model = AgentConnection
         fields = ["connected", "connected_at", "disconnected_at", "heartbeat_at", "reported_at"]
 
 
-class ServiceReadingSerializer(serializers.ModelSerializer[ServiceReading]):
+class ServiceReadingSerializer(ReadOnlySerializer):
     class Meta:
         model = ServiceReading
         fields = ["job", "item", "sampled_at", "values"]

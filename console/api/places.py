@@ -108,7 +108,7 @@ class TimeZoneName(serializers.CharField):
 
 class SiteSerializer(StrictModelSerializer):
     region = ScopedSlugField("regions", slug_field="slug")
-    time_zone = TimeZoneName(required=False, max_length=63)
+    time_zone = TimeZoneName(required=False)
 
     class Meta:
         model = Site

@@ -41,7 +41,7 @@ def refuse_unusable(value: Any, path: tuple[str, ...] = ()) -> None:
 
 
 class FiniteFloatField(serializers.FloatField):
-    """DRF's own takes "nan", "inf" and "1e400"."""
+    """DRF's own takes "nan", "inf" and "1e400", and writes them. Out of the database such a number is no value: null."""
 
     default_error_messages = {"not_finite": "Not a finite number."}
 
@@ -50,6 +50,16 @@ class FiniteFloatField(serializers.FloatField):
         if not math.isfinite(value):
             self.fail("not_finite")
         return value
+
+    def to_representation(self, value: Any) -> float | None:
+        shown = super().to_representation(value)
+        return shown if math.isfinite(shown) else None
+
+
+class ReadOnlySerializer(serializers.ModelSerializer[Any]):
+    """Rows shown as strict JSON."""
+
+    serializer_field_mapping = {**serializers.ModelSerializer.serializer_field_mapping, models.FloatField: FiniteFloatField}
 
 
 class StrictSerializer(serializers.Serializer[Any]):

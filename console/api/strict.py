@@ -51,9 +51,8 @@ class FiniteFloatField(serializers.FloatField):
             self.fail("not_finite")
         return value
 
-    def to_representation(self, value: Any) -> float | None:
-        shown = super().to_representation(value)
-        return shown if math.isfinite(shown) else None
+    def to_representation(self, value: Any) -> Any:
+        return value if math.isfinite(float(value)) else None
 
 
 class ReadOnlySerializer(serializers.ModelSerializer[Any]):

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 
+class ActLogError(Exception):
+    """The file is not an act log; the text names the line."""
+
+
 class ActLog:
     """Appends are one `write` each, so a line is there whole or, after a crash, is the torn last one, which the next start cuts off."""
 
@@ -47,6 +51,6 @@ def _read_and_repair(path: Path) -> list[dict[str, Any]]:
             if record["seq"] != number:
                 raise ValueError(f"number {record['seq']}")
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: line {number} is not record {number} of an act log ({error})") from error
+            raise ActLogError(f"{path}: line {number} is not record {number} of an act log ({error})") from error
         records.append(record)
     return records

@@ -7,7 +7,7 @@
   "control_address": "127.0.0.1:9460",    control API and the wire between the simulated backend and the hardware
   "act_log": "acts.jsonl",                append-only log of every act on the hardware (JSON lines)
   "ports": {"dcgm": 9400, "triton": 8002, "vllm": 8000, "node": 9100},
-  "agents": {"state_directory": "agents", "processes": 2, "converge_seconds": 5, "inspect_seconds": 30},
+  "agents": {"state_directory": "agents", "processes": 2, "converge_seconds": 10, "inspect_seconds": 30},
   "timeline": [{"at_seconds": 60, "name": "link_cut", "site": "AMS-004", "duration_seconds": 120}],
   "nodes": [{
     "site": "AMS-004", "region": "amsterdam", "host_name": "gpu-ams-004", "role": "du", "time_zone": "Europe/Amsterdam",
@@ -37,6 +37,8 @@ import zoneinfo
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from agent.simulator.fields import ConfigError, Fields
 
@@ -124,7 +126,7 @@ class PortsConfig:
 class AgentsConfig:
     state_directory: str = "agents"
     processes: int = 2
-    converge_seconds: float = 5.0
+    converge_seconds: float = 10.0
     inspect_seconds: float = 30.0
 
 
@@ -181,6 +183,17 @@ def load_config(path: Path) -> SimulatorConfig:
     folder = path.resolve().parent
     agents = replace(config.agents, state_directory=str(folder / config.agents.state_directory))
     return replace(config, act_log=str(folder / config.act_log), agents=agents)
+
+
+def load_timeline(path: Path) -> tuple[ScenarioConfig, ...]:
+    """A list of scenarios from a JSON or YAML file, as in the configuration's `timeline`."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: neither JSON nor YAML: {error}") from error
+    return Fields({"timeline": data}, "").many("timeline", parse_scenario)
 
 
 def dump_config(config: SimulatorConfig) -> dict[str, Any]:
@@ -252,7 +265,7 @@ def _agents(data: object, path: str) -> AgentsConfig:
     agents = AgentsConfig(
         state_directory=fields.text("state_directory", "agents", empty=False),
         processes=fields.integer("processes", 2, low=1, high=64),
-        converge_seconds=fields.number("converge_seconds", 5, low=0.1, high=3600),
+        converge_seconds=fields.number("converge_seconds", 10, low=0.1, high=3600),
         inspect_seconds=fields.number("inspect_seconds", 30, low=0.5, high=3600),
     )
     fields.finish()

@@ -78,10 +78,11 @@ class Hardware:
                 self._unlock([record["gpu"]])
             elif record["kind"] == "act" and record["result"] == "ok" and record["gpu"] in self.physics.row_of_gpu:
                 self._set_lock(record["gpu"], record["arguments"].get("min_mhz", 0), record["arguments"].get("max_mhz", math.inf))
-        if self.physics.restore(self.checkpoint):
-            self.physics.advance(now)
+        if self.physics.restore(self.checkpoint, services=self.services.columns.flat):
+            self._step_to(now)
         self._resume_scenarios(now)
         self._play_due(now)
+        self.services.step(0)
         self.physics.settle_clocks()
 
     def _resume_scenarios(self, now: float) -> None:
@@ -94,7 +95,7 @@ class Hardware:
                 self.book.start(entry, now, until=record["until"], resumes=record["scenario"])
 
     def save(self) -> None:
-        self.physics.save(self.checkpoint)
+        self.physics.save(self.checkpoint, services=self.services.columns.flat)
 
     def node(self, host_name: str) -> NodeConfig:
         row = self._node_rows.get(host_name)

@@ -6,6 +6,7 @@ Time is passed in. State moves only in whole steps of `step_seconds`, so that wh
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,22 +288,22 @@ class Physics:
             self.columns[f"gpu.{name}"][index] = 0
         self.settle_clocks()
 
-    def save(self, path: Path) -> None:
-        """Writes what the closed forms do not know, so that a restarted process goes on where this one was."""
+    def save(self, path: Path, **others: Floats) -> None:
+        """Writes what the closed forms do not know, so that a restarted process goes on where this one was; `others` likewise."""
         partial = path.with_suffix(".partial.npz")
         with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, time=np.array(self.time), keys=self.keys, **self._state())
+            np.savez(file, allow_pickle=False, time=np.array(self.time), keys=self.keys, **self._state(), **others)
         partial.replace(path)
 
-    def restore(self, path: Path) -> bool:
-        """Takes a saved state up; False when there is none for this fleet (the seed's own start holds then)."""
+    def restore(self, path: Path, **others: Floats) -> bool:
+        """Takes a saved state up, `others` too. False when there is none for this fleet: the seed's own start holds then."""
         try:
             with np.load(path) as saved:
                 loaded = {name: saved[name] for name in saved.files}
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             return False
-        state = self._state()
-        if not np.array_equal(loaded.get("keys", np.zeros(0)), self.keys) or any(name not in loaded for name in state):
+        state = self._state() | others
+        if not np.array_equal(loaded.get("keys", np.zeros(0)), self.keys) or any(loaded.get(name, self.keys).shape != state[name].shape for name in state):
             return False
         for name, values in state.items():
             values[:] = loaded[name]

@@ -48,6 +48,9 @@ TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680, math.inf)
 HISTOGRAMS = {"ttft": TTFT_BUCKETS, "token": TOKEN_BUCKETS, "e2e": REQUEST_BUCKETS, "queue": REQUEST_BUCKETS}
 
+HOURS_BEFORE = 6.0
+"""How long the servers have run when a fleet is first simulated."""
+
 
 def bucket_column(histogram: str, number: int) -> str:
     return f"vllm.{histogram}_{number}"
@@ -79,7 +82,7 @@ class Services:
         self._serving = (physics.load.busy & ~phy).astype(np.float64)
         self._parts_serving = np.maximum(np.bincount(self._part_node, weights=self._serving, minlength=len(config.nodes)), 1)
         self.boot_times: Floats = np.zeros(len(config.nodes))
-        self._write_hosts(self._activity(), 1)
+        self.step(HOURS_BEFORE * 3600)
 
     def restart(self, node_rows: list[int], now: float) -> None:
         """The hosts booted: servers' counters start again."""
@@ -89,11 +92,11 @@ class Services:
             for name in self.columns.names(group):
                 self.columns[name][gone] = 0
 
-    def step(self) -> None:
-        """One step of the servers, after the same step of the silicon."""
+    def step(self, seconds: float | None = None) -> None:
+        """One step of the servers, after the same step of the silicon; `seconds` if it is to count for another time."""
         activity = self._activity()
         slow = self._slowness()
-        seconds = self.physics.step_seconds
+        seconds = self.physics.step_seconds if seconds is None else seconds
         self._step_triton(activity[self._model_node], slow[self._model_node], seconds)
         if self.engines:
             self._step_vllm(activity[self._engine_node], slow[self._engine_node], seconds)

@@ -1,0 +1,122 @@
+"""Hardware that `python -m agent.simulator hardware` plays, asked over loopback HTTP. For the demo, tests and drills.
+
+Options: `url` of the simulator's control address, `node` (host name).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from agent.backends.base import BackendError, ClockReading, ErrorCode
+from agent.protocol import HealthReport, InventoryReport, NodeFacts
+from agent.protocol.wire import ProtocolError, Reader
+
+TIMEOUT_SECONDS = 10.0
+
+
+class SimulatedBackend:
+    """Keeps one connection. Like a real node, it goes on telling its boot id when the rest cannot be asked."""
+
+    def __init__(self, url: str, node: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None or parts.port is None:
+            raise BackendError(ErrorCode.INVALID, f"backend.url: expected http://host:port, found {url!r}")
+        self._address = (parts.hostname, parts.port)
+        self._path = f"/nodes/{quote(node, safe='')}"
+        self._connection: http.client.HTTPConnection | None = None
+        self._lock = threading.Lock()
+        self._boot_id = ""
+
+    def boot_id(self) -> str:
+        try:
+            self._boot_id = str(self._ask("GET", "/boot")["boot_id"])
+        except BackendError as error:
+            if error.code is not ErrorCode.UNAVAILABLE or not self._boot_id:
+                raise
+        return self._boot_id
+
+    def inventory(self, now: float) -> InventoryReport:
+        try:
+            return InventoryReport.parse(_reader(self._ask("GET", "/inventory"), now))
+        except (BackendError, ProtocolError):
+            return InventoryReport(at=now, node=NodeFacts(), gpus=(), complete=False, gpu_count=None)
+
+    def health(self, now: float) -> HealthReport:
+        try:
+            return HealthReport.parse(_reader(self._ask("GET", "/health"), now))
+        except (BackendError, ProtocolError) as error:
+            return HealthReport(at=now, gpus=(), driver_error=str(error)[:300])
+
+    def set_clock_range(self, gpu_uuid: str, min_mhz: int, max_mhz: int) -> None:
+        self._ask("PUT", _clocks(gpu_uuid), {"min_mhz": min_mhz, "max_mhz": max_mhz})
+
+    def reset_clock_range(self, gpu_uuid: str) -> None:
+        self._ask("DELETE", _clocks(gpu_uuid))
+
+    def read_clocks(self, gpu_uuid: str) -> ClockReading:
+        answer = self._ask("GET", _clocks(gpu_uuid))
+        return ClockReading(
+            sm_mhz=answer["sm_mhz"],
+            max_sm_mhz=answer["max_sm_mhz"],
+            limited_by=tuple(answer["limited_by"]),
+            persistence_mode=answer["persistence_mode"],
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self, method: str, path: str, body: dict[str, int] | None = None) -> dict[str, Any]:
+        """The answer's object. A kept connection that the other side has closed meanwhile is tried once more, anew."""
+        with self._lock:
+            fresh = self._connection is None
+            try:
+                status, answer = self._exchange(method, path, body)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self._drop()
+                if fresh:
+                    raise BackendError(ErrorCode.UNAVAILABLE, f"the simulator cannot be asked: {error}") from error
+                try:
+                    status, answer = self._exchange(method, path, body)
+                except (OSError, http.client.HTTPException, ValueError) as again:
+                    self._drop()
+                    raise BackendError(ErrorCode.UNAVAILABLE, f"the simulator cannot be asked: {again}") from again
+        if status != 200:
+            code = answer.get("code", "")
+            raise BackendError(ErrorCode(code) if code in list(ErrorCode) else ErrorCode.UNAVAILABLE, str(answer.get("error", f"HTTP {status}")))
+        return answer
+
+    def _exchange(self, method: str, path: str, body: dict[str, int] | None) -> tuple[int, dict[str, Any]]:
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_SECONDS)
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        self._connection.request(method, self._path + path, json.dumps(body) if body is not None else None, headers)
+        response = self._connection.getresponse()
+        answer = json.loads(response.read())
+        if not isinstance(answer, dict):
+            raise ValueError("the answer is not an object")
+        return response.status, answer
+
+
+def _clocks(gpu_uuid: str) -> str:
+    return f"/gpus/{quote(gpu_uuid, safe='')}/clocks"
+
+
+def _reader(answer: dict[str, Any], now: float) -> Reader:
+    return Reader({name: value for name, value in answer.items() if name != "type"} | {"at": now})
+
+
+def open_backend(options: dict[str, str]) -> SimulatedBackend:
+    """Raises `BackendError` when an option is missing or unknown."""
+    if set(options) != {"url", "node"}:
+        raise BackendError(ErrorCode.INVALID, "backend: the simulated backend takes exactly the options url and node")
+    return SimulatedBackend(options["url"], options["node"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntFlag
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,12 @@ _RULES: Mapping[Sign, _Rule] = {
 SIGN_OF_CODE: Mapping[str, Sign] = {rule.code: sign for sign, rule in _RULES.items()}
 
 
+@cache
+def _codes_beside(judged: int) -> frozenset[str]:
+    """Codes of the signs that are not among the judged ones."""
+    return frozenset(rule.code for sign, rule in _RULES.items() if not sign & judged)
+
+
 def _celsius(facts: GpuFacts) -> str:
     if not is_known(facts.temperature_celsius):
         return "temperature not reported"
@@ -142,14 +149,14 @@ def _evidence(sign: Sign, facts: GpuFacts) -> dict[str, Any]:
 def gpu_conditions(facts: GpuFacts, thresholds: Thresholds) -> tuple[list[Condition], set[str]]:
     """Conditions of a GPU at this moment, and the codes that it cannot judge."""
     found: list[Condition] = []
-    undecided: set[str] = set()
-    signs = Sign(facts.signs)
+    undecided = set(_codes_beside(facts.judged))
+    signs = facts.signs & facts.judged
     if signs & (Sign.HW_THERMAL | Sign.POWER_BRAKE):
         signs &= ~Sign.HW_SLOWDOWN  # 0x8 comes along with the reason that names the cause
-    for sign, rule in _RULES.items():
-        if sign & facts.judged == 0:
-            undecided.add(rule.code)
-        elif sign & signs:
+    if signs:
+        for sign, rule in _RULES.items():
+            if not sign & signs:
+                continue
             found.append(
                 Condition(
                     code=rule.code,

@@ -269,7 +269,7 @@ def _cut(text: str) -> str:
 def settle(
     held: Mapping[str, Held], found: Iterable[Condition], undecided: Collection[str], *, sampled_at: float, now: float, thresholds: Thresholds
 ) -> tuple[dict[str, Held], float]:
-    """The held conditions after this moment, and when to look again at the latest (inf: only when facts change).
+    """The held conditions after this moment, and when to look again at the latest (inf: only when facts change, or a new sample confirms).
 
     A condition counts once `samples` different samples showed it; one that is gone stays for its recovery time. What is undecided stays untouched.
     """
@@ -287,8 +287,6 @@ def settle(
         after[condition.code] = Held(
             condition if condition.since == since else replace(condition, since=since), sampled_at if is_known(sampled_at) else now, samples, active
         )
-        if not active:
-            wake_at = now
     for code, old in held.items():
         if code in after:
             continue

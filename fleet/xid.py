@@ -251,6 +251,13 @@ class XidMemory:
             burst.message = message or burst.message
         return burst
 
+    def seed_mark(self, xid: int, condition: Condition) -> None:
+        """Remember a stored finding, so that its window and its stickiness go on."""
+        evidence = condition.evidence
+        last_at = condition.last_at if not math.isnan(condition.last_at) else condition.since
+        source = Source(evidence.get("source", Source.GAUGE))
+        self.marks[xid] = Mark(xid, condition.since, last_at, condition.count, source, str(evidence.get("boot_id", "")), str(evidence.get("message", "")))
+
     def seed(self, burst: Burst) -> None:
         """Remember a stored burst, so that the exporter's count finds its events known."""
         known = self.bursts.get(burst.xid)

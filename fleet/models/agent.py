@@ -57,5 +57,6 @@ class AgentConnection(models.Model):
     heartbeat_at = models.DateTimeField(null=True, help_text="By the gateway's clock.")
     clock_offset_seconds = models.FloatField(null=True, help_text="The node's clock minus the gateway's, at the last heartbeat.")
     applied_version = models.PositiveBigIntegerField(null=True, help_text="Newest document that the agent has converged to.")
+    refusal = models.CharField(max_length=300, blank=True, help_text="Why the agent did not take the newest document; empty when it did.")
     report = models.JSONField(default=dict, help_text="Last inventory and health report, as sent.")
     reported_at = models.DateTimeField(null=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.simulator.config import AgentsConfig, PortsConfig, ScenarioConfig, dump_config
+from agent.simulator.config import AgentsConfig, PortsConfig, dump_config
 from agent.simulator.fleet_plan import FleetPlan, plan_fleet
 from script.servers import APP_ROLE, OWNER_ROLE, Postgres, Prometheus, Redis, Server, ServerError
-from script.stack.inventory_file import inventory_document
+from script.stack.inventory_file import inventory_rows
 from script.stack.layout import CHECKOUT, Layout
 from script.stack.program import Program, answers, listens
 from script.stack.prometheus_config import write_prometheus_config
@@ -161,7 +161,7 @@ class Stack:
     def _seed(self) -> None:
         """Fleet, accounts, tenants, the sender's token, and bundles for agents that have not enrolled. Finds all of it again at the next start."""
         inventory = self.layout.root / "inventory.json"
-        inventory.write_text(json.dumps(inventory_document(self.plan, PortsConfig(**self._exporter_ports()))))
+        inventory.write_text(json.dumps(inventory_rows(self.plan, PortsConfig(**self._exporter_ports()))))
         self.layout.write_secret("accounts.json", json.dumps(self.layout.account_passwords()))
         self.manage(
             "seed_demo",
@@ -190,14 +190,12 @@ class Stack:
             act_log="acts.jsonl",
             step_seconds=1.0,
             ports=PortsConfig(**self._exporter_ports()),
-            agents=AgentsConfig(processes=2),
-            bundles=json.loads((self.layout.secrets / BUNDLES).read_text()),
+            agents=AgentsConfig(converge_seconds=2, inspect_seconds=15),
+            bundles=json.loads((self.layout.secrets / BUNDLES).read_text())["texts"],
         )
-        document = dump_config(config)
-        document["timeline"] = [scenario.__dict__ for scenario in mild_timeline(self.plan)] if self.options.timeline else []
         target = self.layout.simulator / "simulator.json"
         target.touch(mode=0o600)
-        target.write_text(json.dumps(document))
+        target.write_text(json.dumps(dump_config(config)))
 
     def _programs(self) -> list[Server]:
         ports, logs = self.ports, self.layout.logs
@@ -222,26 +220,12 @@ class Stack:
         add("telemetry", [PYTHON, "manage.py", "telemetry", "--host=127.0.0.1", f"--port={ports['telemetry']}"], plain, listens(ports["telemetry"]))
         add("worker", [PYTHON, "-m", "celery", "-A", "console.celery", "worker", "--loglevel=INFO", "--concurrency=2"], signing)
         add("beat", [PYTHON, "manage.py", "beat"], plain)
-        add("simulator-hardware", [*simulator, "hardware", config], plain, listens(ports["simulator"]))
-        add("simulator-agents", [*simulator, "agents", config], plain)
+        timeline = ["--timeline=mild"] if self.options.timeline else []
+        add("simulator-hardware", [*simulator, "hardware", config, *timeline], plain, listens(ports["simulator"]))
+        shares = 1 + len(self.plan.nodes) // 200
+        for share in range(shares):
+            add(f"simulator-agents-{share + 1}", [*simulator, "agents", config, f"--share={share}/{shares}"], plain)
         return programs
-
-
-def mild_timeline(plan: FleetPlan) -> list[ScenarioConfig]:
-    """A little of everything that goes wrong on a quiet day, so that the wall is never all green. Times are seconds after the start."""
-    sites = [site for site in plan.sites if site.kind == "cell"]
-    if len(sites) < 12:
-        return []
-    spread = [sites[number * len(sites) // 8 + 1] for number in range(8)]
-    return [
-        ScenarioConfig("link_cut", site=spread[0].code, at_seconds=180, duration_seconds=240, every_seconds=1500),
-        ScenarioConfig("thermal_throttle", gpu=spread[1].nodes[0].gpus[0].uuid, at_seconds=120, duration_seconds=420, every_seconds=1200),
-        ScenarioConfig("ecc", gpu=spread[2].nodes[0].gpus[0].uuid, at_seconds=90, duration_seconds=3600, every_seconds=7200),
-        ScenarioConfig("noisy_neighbour", gpu=spread[3].nodes[0].gpus[0].uuid, at_seconds=60, duration_seconds=600, every_seconds=1800),
-        ScenarioConfig("exporter_frozen", node=spread[4].nodes[0].host_name, at_seconds=300, duration_seconds=240, every_seconds=1800),
-        ScenarioConfig("power_spike", site=spread[5].code, at_seconds=240, duration_seconds=120, every_seconds=900),
-        ScenarioConfig("node_down", node=spread[6].nodes[0].host_name, at_seconds=420, duration_seconds=300, every_seconds=2400),
-    ]
 
 
 def forget(root: Path) -> None:

@@ -8,6 +8,7 @@ from fleet.models.health import (
     MaintenanceWindow,
     NodeHealth,
     ObjectKind,
+    ReportedCondition,
     SiteHealth,
     XidEvent,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "Policy",
     "ProtectedPlacement",
     "Region",
+    "ReportedCondition",
     "Sender",
     "ServiceReading",
     "Site",

@@ -158,12 +158,38 @@ class XidEvent(models.Model):
     message = models.CharField(max_length=300, blank=True)
 
     class Meta:
+        constraints = [models.UniqueConstraint(fields=["gpu", "xid", "first_at"], name="xid_burst_once")]
         indexes = [models.Index(fields=["gpu", "-last_at"], name="xid_gpu_idx")]
+
+
+class ReportedCondition(models.Model):
+    """What a node's agent says is not right: of one GPU, or (GPU UUID empty) of the driver as a whole. No row: it says that all is well."""
+
+    class Condition(models.TextChoices):
+        LOST = "lost", "Lost"
+        RESET_REQUIRED = "reset_required", "Reset required"
+        UNKNOWN = "unknown", "Cannot be asked"
+        DRIVER_MISMATCH = "driver_mismatch", "Driver mismatch"
+        DRIVER_ERROR = "driver_error", "Driver error"
+
+    node = models.ForeignKey("fleet.Node", on_delete=models.CASCADE, related_name="reported_conditions")
+    gpu_uuid = models.CharField(max_length=64, blank=True)
+    condition = models.CharField(max_length=15, choices=Condition)
+    detail = models.CharField(max_length=300, blank=True)
+    since = models.DateTimeField()
+    last_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "gpu_uuid"], name="reported_once")]
 
 
 class MaintenanceWindowQuerySet(models.QuerySet["MaintenanceWindow"]):
     def active(self, now: datetime) -> "MaintenanceWindowQuerySet":
-        return self.filter(starts_at__lte=now, ends_at__gt=now)
+        return self.not_over(now).filter(starts_at__lte=now)
+
+    def not_over(self, now: datetime) -> "MaintenanceWindowQuerySet":
+        """Active or still to come."""
+        return self.filter(ends_at__gt=now, ended_at__isnull=True)
 
 
 class MaintenanceWindow(models.Model):
@@ -176,6 +202,8 @@ class MaintenanceWindow(models.Model):
     reason = models.CharField(max_length=300)
     created_by = models.CharField(max_length=150)
     created_at = models.DateTimeField(auto_now_add=True)
+    ended_at = models.DateTimeField(null=True, blank=True, help_text="Ended by hand before its time.")
+    ended_by = models.CharField(max_length=150, blank=True)
 
     objects = MaintenanceWindowQuerySet.as_manager()
 

@@ -62,6 +62,10 @@ class InventoryImport(models.Model):
     column_map = models.JSONField(default=dict)
     on_duplicate = models.CharField(max_length=6, choices=OnDuplicate, default=OnDuplicate.UPDATE)
     counts = models.JSONField(default=dict, help_text="{new, changed, same, conflict, error}")
+    region_ids = models.JSONField(null=True, help_text="Regions whose inventory this import may change; null: the whole fleet.")
+    skip_errors = models.BooleanField(default=False, help_text="Apply the rows that are right although others are not.")
+    reason = models.CharField(max_length=300, blank=True)
+    decided_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, null=True, related_name="+")
     applied_at = models.DateTimeField(null=True)
     undone_at = models.DateTimeField(null=True)
 
@@ -78,7 +82,7 @@ class ImportRow(models.Model):
 
     inventory_import = models.ForeignKey(InventoryImport, on_delete=models.CASCADE, related_name="rows")
     number = models.PositiveIntegerField()
-    key = models.CharField(max_length=80, blank=True)
+    key = models.CharField(max_length=120, blank=True)
     outcome = models.CharField(max_length=8, choices=Outcome)
     values = models.JSONField(default=dict)
     before = models.JSONField(null=True)

@@ -93,6 +93,8 @@ class Converger:
         for key in sorted(set(desired) | set(self._entries)):
             control = desired.get(key)
             layer = control.layer_at(now) if control else None
+            if control is not None:
+                due_at = min([due_at, *(at for found in control.layers for at in (found.starts_at, found.ends_at) if at is not None and at > now)])
             entry = self._entries.get(key)
             if control is not None and layer is not None:
                 entry = self._hold(control, layer, entry, protected=control.gpu_uuid in protected, now=now)
@@ -104,8 +106,6 @@ class Converger:
             self._entries[key] = entry
             if entry.phase is Phase.SETTLING:
                 due_at = min(due_at, now + SETTLE_POLL_SECONDS)
-            if control is not None:
-                due_at = min([due_at, *(at for layer in control.layers for at in (layer.starts_at, layer.ends_at) if at is not None and at > now)])
         self.applied_version = self.have_version
         new = [entry.observation() for key, entry in self._entries.items() if entry.sequence != before.get(key, 0)]
         return Round(observations=tuple(observation for observation in new if observation is not None), due_at=due_at)

@@ -1,0 +1,40 @@
+"""Signed documents for tests of agents."""
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from agent.protocol import Control, DesiredState, Layer, ProtectedSpan, SignedDocument, sign_document
+
+T0 = 1_800_000_000.0
+NODE = 7
+A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
+CONSOLE = Ed25519PrivateKey.generate()
+CONSOLE_KEY = CONSOLE.public_key().public_bytes_raw()
+
+
+def layer(low: int = 1200, high: int = 1400, *, starts_at: float = T0, ends_at: float | None = T0 + 3600, policy: int = 1, scope: str = "gpu") -> Layer:
+    return Layer(parameters={"min_mhz": low, "max_mhz": high}, starts_at=starts_at, ends_at=ends_at, policy=policy, scope=scope)
+
+
+def control(*layers: Layer, gpu_uuid: str = A, name: str = "clock_range") -> Control:
+    return Control(control=name, gpu_uuid=gpu_uuid, layers=layers)
+
+
+def document(
+    version: int,
+    *controls: Control,
+    node_id: int = NODE,
+    key: Ed25519PrivateKey = CONSOLE,
+    not_after: float | None = None,
+    protected: tuple[ProtectedSpan, ...] = (),
+    issued_at: float = T0,
+) -> SignedDocument:
+    state = DesiredState(
+        target_kind="node",
+        target_key=str(node_id),
+        version=version,
+        issued_at=issued_at,
+        not_after=not_after,
+        controls=controls,
+        protected=protected,
+    )
+    return sign_document(state, key)

@@ -74,6 +74,10 @@ class Columns:
     def names(self) -> tuple[str, ...]:
         return tuple(self._arrays)
 
+    def whole(self, name: str) -> NDArray[np.generic]:
+        """The column with its spare room."""
+        return self._arrays[name]
+
     def view(self, name: str) -> NDArray[np.generic]:
         return self._arrays[name][..., : self.count]
 
@@ -161,10 +165,11 @@ class LiveState:
         for name, dtype, fill in (("id", "i8", -1), ("area", "i8", -1), ("region", "i8", -1), ("active", "?", False)):
             self._sites.add_column(name, dtype, fill)
         self._sites.add_column("last_contact", "f8", nan)
-        self._renew_views()
+        self._renew_views("gpu", "slice", "node", "site")
 
-    def _renew_views(self) -> None:
-        for prefix, columns in (("gpu", self._gpus), ("slice", self._slices), ("node", self._nodes), ("site", self._sites)):
+    def _renew_views(self, *prefixes: str) -> None:
+        for prefix in prefixes:
+            columns: Columns = getattr(self, f"_{prefix}s")
             for name in columns.names():
                 setattr(self, f"{prefix}_{name}", columns.view(name))
         self.version += 1
@@ -183,7 +188,7 @@ class LiveState:
         """Add sites as (database id, code, area id, region id), or refresh those that exist."""
         new = [row for row in rows if row[0] not in self.site_row_of_id]
         first = self._sites.append(len(new))
-        self._renew_views()
+        self._renew_views("site")
         for offset, (site_id, code, _, _) in enumerate(new):
             self.site_row_of_id[site_id] = first + offset
             self.site_code.append(code)
@@ -199,7 +204,7 @@ class LiveState:
         """Add nodes as (database id, host name, site's database id), or refresh those that exist. Their sites must be there."""
         new = [row for row in rows if row[0] not in self.node_row_of_id]
         first = self._nodes.append(len(new))
-        self._renew_views()
+        self._renew_views("node")
         for offset, (node_id, host, _) in enumerate(new):
             self.node_row_of_id[node_id] = first + offset
             self.node_host.append(host)
@@ -223,7 +228,7 @@ class LiveState:
         """Add GPUs as (database id, UUID, node's database id), or refresh those that exist. Their nodes must be there."""
         new = [row for row in rows if row[1] not in self.gpu_row_of]
         first = self._gpus.append(len(new))
-        self._renew_views()
+        self._renew_views("gpu")
         for offset, (_, gpu_uuid, _) in enumerate(new):
             self.gpu_row_of[gpu_uuid] = first + offset
             self.gpu_uuid.append(gpu_uuid)
@@ -237,7 +242,7 @@ class LiveState:
         row = self.slice_row_of.get((gpu_row, instance))
         if row is None:
             row = self._slices.append(1)
-            self._renew_views()
+            self._renew_views("slice")
             self.slice_row_of[gpu_row, instance] = row
             self.slice_profile.append(profile)
             self.slice_gpu_row[row], self.slice_instance[row] = gpu_row, instance

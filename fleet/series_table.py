@@ -75,7 +75,7 @@ NVLINK_PART_OF: dict[str, int] = {name: part for part, old in enumerate(NVLINK_E
 
 
 class SeriesTable:
-    """Slots and the digests that lead to them."""
+    """Slots and the digests that lead to them. The arrays have spare room at their end."""
 
     kind: NDArray[np.uint8]
     row: NDArray[np.int32]
@@ -115,7 +115,7 @@ class SeriesTable:
 
     def _renew_views(self) -> None:
         for name in self._columns.names():
-            setattr(self, name, self._columns.view(name))
+            setattr(self, name, self._columns.whole(name))
 
     def __len__(self) -> int:
         """Series that are taken."""
@@ -131,7 +131,8 @@ class SeriesTable:
             slot = self._free.pop()
         else:
             slot = self._columns.append(1)
-            self._renew_views()
+            if slot >= len(self.kind):
+                self._renew_views()
         self.kind[slot], self.row[slot], self.metric[slot], self.column[slot] = kind, row, metric, column
         self.slice_row[slot], self.identity[slot] = slice_row, identity
         self.sender[slot], self.digest[slot] = sender_id, digest
@@ -188,10 +189,10 @@ class SeriesTable:
 
     def sweep(self, *, older_than: float, max_ignored: int = 1_000_000) -> int:
         """Forget series that have not come since `older_than` (Unix seconds), so that pods that come and go cost no memory for ever."""
-        first = self.nothing + 1
-        used = self.kind[first:] != Kind.NOTHING
+        first, last = self.nothing + 1, self._columns.count
+        used = self.kind[first:last] != Kind.NOTHING
         with np.errstate(invalid="ignore"):
-            gone = (np.flatnonzero(used & ~(self.seen_at[first:] >= older_than)) + first).tolist()
+            gone = (np.flatnonzero(used & ~(self.seen_at[first:last] >= older_than)) + first).tolist()
         for slot in gone:
             self.forget(slot)
         if sum(len(keys) for keys in self._keys.values()) - len(self) > max_ignored:

@@ -1,0 +1,412 @@
+"""Samples into the live state, whichever door they came through. Pure: no Django, no clock, no I/O.
+
+The sample's own time counts, not its arrival: what is older than what is held changes nothing. Blanks, numbers out of range and ends of series
+are absence (NaN). What a sender may not write, or what makes no sense, is refused, counted, and the rest taken.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.live_state import Floats, LiveState
+from fleet.quality import Quality
+from fleet.remote_write_decoder import decode, digest
+from fleet.resolver import Resolver, SenderScope
+from fleet.series_table import METRICS, REASONS, Kind, SeriesTable
+from fleet.service_metrics import JOBS
+from fleet.service_state import ServiceState
+from fleet.sightings import Sightings
+from fleet.telemetry import FUTURE_TOLERANCE_SECONDS, GPU_FIELD_INDEX, STALE_NAN_BITS, Refusal, Sample, SeriesSeen, XidChange, XidCount, is_blank
+
+Slots = NDArray[np.int64]
+Labels = Mapping[str, str]
+
+LATE_SECONDS = 120.0  # older than what is held by more than this is a backlog; less is the other replica of a pair
+_XID = GPU_FIELD_INDEX["xid"]
+_NVLINK = GPU_FIELD_INDEX["nvlink_errors_total"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a body: samples taken, samples not."""
+
+    samples: int
+    refused: int
+
+
+class Ingest:
+    """The one function both doors end in, with what it remembers: series, sightings, refusals. One thread at a time."""
+
+    def __init__(self, state: LiveState, services: ServiceState, *, silent_after_seconds: float) -> None:
+        self.state = state
+        self.services = services
+        self.table = SeriesTable()
+        self.sightings = Sightings(state, silent_after_seconds=silent_after_seconds)
+        self.quality = Quality()
+        self.resolver = Resolver(state, services, self.table, self.sightings)
+        self.samples_total = 0
+        self._xid_counts: dict[int, tuple[float, float]] = {}
+
+    def take_body(self, data: bytes, sender: SenderScope, *, now: float) -> Taken:
+        """Take an inflated remote_write body. Raises DecodeError, and then nothing of it was taken."""
+        batch = decode(data, self.table.keys_of(sender.id))
+        taken = self._take(sender, batch.slots, batch.values, batch.times_ms / 1000, lambda index: batch.read(index).labels, now)
+        if not batch.others:
+            return taken
+        slots: list[int] = []
+        values: list[float] = []
+        times: list[float] = []
+        labels: list[Labels] = []
+        for series in batch.read_others():
+            if series.histograms:
+                self.quality.count(sender.id, None, Refusal.HISTOGRAM, series.histograms, now=now, example=series.labels.get("__name__", ""))
+            if not series.samples:
+                continue
+            key = digest(series.simple_key) if series.simple_key is not None else _digest_of(series.labels)
+            slot = self.table.keys_of(sender.id).get(key)
+            if slot is None:
+                slot = self.resolver.resolve(series.labels, key, sender, at=series.samples[-1][1] / 1000)
+            for value, millis in series.samples:
+                slots.append(slot)
+                values.append(value)
+                times.append(millis / 1000)
+                labels.append(series.labels)
+        rest = self._take(sender, np.array(slots, dtype=np.int64), np.array(values, dtype=np.float64), np.array(times), labels.__getitem__, now)
+        return Taken(taken.samples + rest.samples, taken.refused + rest.refused)
+
+    def take_samples(self, samples: Iterable[Sample], sender: SenderScope, *, now: float) -> Taken:
+        """Take samples of a query (pull)."""
+        slots: list[int] = []
+        found = list(samples)
+        keys = self.table.keys_of(sender.id)
+        for sample in found:
+            key = _digest_of(sample.labels)
+            slot = keys.get(key)
+            slots.append(self.resolver.resolve(sample.labels, key, sender, at=sample.at) if slot is None else slot)
+        values = np.array([sample.value for sample in found], dtype=np.float64)
+        times = np.array([sample.at for sample in found], dtype=np.float64)
+        return self._take(sender, np.array(slots, dtype=np.int64), values, times, lambda index: found[index].labels, now)
+
+    def _take(self, sender: SenderScope, slots: Slots, values: Floats, times: Floats, read: Callable[[int], Labels], now: float) -> Taken:
+        """Sort samples [n] by what their slots name and put them there."""
+        if not len(slots):
+            return Taken(0, 0)
+        table = self.table
+        table.seen_at[slots] = now
+        kinds = table.kind[slots]
+        refused = self._refuse_ignored(sender, slots, kinds, read, now)
+        future = times > now + FUTURE_TOLERANCE_SECONDS
+        if future.any():
+            future &= kinds != Kind.IGNORED
+            refused += self._refuse(sender, Refusal.FUTURE, slots, future, read, now)
+        stale = values.view(np.int64) == STALE_NAN_BITS if values.dtype == np.float64 else np.zeros(len(values), dtype=np.bool_)
+        wanted = ~future
+        for kind in np.unique(kinds).tolist():
+            index = np.flatnonzero((kinds == kind) & wanted)
+            if not len(index):
+                continue
+            part = (slots[index], values[index], times[index], stale[index])
+            if kind in (Kind.GPU, Kind.SLICE):
+                refused += self._take_cells(sender, kind == Kind.SLICE, *part, lambda i, index=index: read(int(index[i])), now)  # type: ignore[misc]
+            elif kind == Kind.NODE_UP:
+                self._take_up(*part)
+            elif kind == Kind.SERVICE:
+                self._take_services(*part, now)
+            elif kind == Kind.XID_COUNT:
+                self._take_xid_counts(*part)
+            elif kind == Kind.NVLINK_PART:
+                self._take_nvlink(*part)
+        taken = len(slots) - refused
+        self.samples_total += taken
+        if taken:
+            self.state.arrived_at = now
+        return Taken(taken, refused)
+
+    # Refusals
+
+    def _refuse_ignored(self, sender: SenderScope, slots: Slots, kinds: NDArray[np.uint8], read: Callable[[int], Labels], now: float) -> int:
+        ignored = kinds == Kind.IGNORED
+        if not ignored.any():
+            return 0
+        index = np.flatnonzero(ignored)
+        counts = np.bincount(slots[index], minlength=len(REASONS))
+        for reason_index in np.flatnonzero(counts).tolist():
+            example = index[int(np.argmax(slots[index] == reason_index))]
+            self.quality.count(sender.id, None, REASONS[reason_index], int(counts[reason_index]), now=now, example=_example(read(int(example))))
+        return len(index)
+
+    def _refuse(self, sender: SenderScope, reason: Refusal, slots: Slots, which: NDArray[np.bool_], read: Callable[[int], Labels], now: float) -> int:
+        """Count the samples `which` [n] as refused, by the site they belong to."""
+        index = np.flatnonzero(which)
+        if not len(index):
+            return 0
+        sites = self._sites_of(slots[index])
+        for site_row in np.unique(sites).tolist():
+            of_site = index[sites == site_row]
+            site_id = int(self.state.site_id[site_row]) if site_row >= 0 else None
+            self.quality.count(sender.id, site_id, reason, len(of_site), now=now, example=_example(read(int(of_site[0]))))
+        return len(index)
+
+    def _sites_of(self, slots: Slots) -> NDArray[np.int64]:
+        """[n] site rows of slots; -1 where that is not known."""
+        kinds, rows = self.table.kind[slots], self.table.row[slots]
+        sites = np.full(len(slots), -1, dtype=np.int64)
+        of_gpu = np.isin(kinds, (Kind.GPU, Kind.XID_COUNT, Kind.NVLINK_PART))
+        sites[of_gpu] = self.state.gpu_site_row[rows[of_gpu]]
+        of_slice = kinds == Kind.SLICE
+        sites[of_slice] = self.state.gpu_site_row[self.state.slice_gpu_row[rows[of_slice]]]
+        of_node = kinds == Kind.NODE_UP
+        sites[of_node] = self.state.node_site_row[rows[of_node]]
+        return sites
+
+    # Cells of GPUs and slices
+
+    def _take_cells(
+        self,
+        sender: SenderScope,
+        of_slices: bool,
+        slots: Slots,
+        raw: Floats,
+        times: Floats,
+        stale: NDArray[np.bool_],
+        read: Callable[[int], Labels],
+        now: float,
+    ) -> int:
+        state, table = self.state, self.table
+        metric = table.metric[slots].astype(np.int64)
+        metric = self._as_percent(slots, metric, raw)
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = raw * METRICS.scale[metric]
+            good = (values >= METRICS.minimum[metric]) & (values <= METRICS.maximum[metric])
+        rows = table.row[slots].astype(np.int64)
+        refused = 0
+        bad = ~good
+        if bad.any():
+            refused = self._refuse_values(sender, slots, raw, metric, rows, bad & ~stale, of_slices, read, now)
+            values[bad] = np.nan
+        if of_slices:
+            fields = METRICS.slice_field[metric]
+            grid, grid_times, owner = state.slice_values, state.slice_times, state.slice_owner
+            sampled_at, changed = state.slice_sampled_at, state.slice_changed
+        else:
+            fields = METRICS.gpu_field[metric]
+            grid, grid_times, owner = state.gpu_values, state.gpu_times, state.gpu_owner
+            sampled_at, changed = state.gpu_sampled_at, state.gpu_changed
+            xid = np.flatnonzero((fields == _XID) & good)
+            if len(xid):
+                self._note_xids(slots[xid], rows[xid], values[xid], times[xid])
+        late = put_cells(grid, grid_times, owner, fields, rows, slots, values, times, METRICS.highest[metric], stale)
+        if late.any():
+            self._refuse(sender, Refusal.TOO_OLD, slots, late, read, now)
+        fresh = ~stale
+        _newest(sampled_at, rows[fresh], times[fresh])
+        changed[rows] = True
+        slice_rows = table.slice_row[slots].astype(np.int64)
+        if of_slices:
+            state.slice_live[rows[fresh]] = True
+            parents = state.slice_gpu_row[rows].astype(np.int64)
+            _newest(state.gpu_sampled_at, parents[fresh], times[fresh])
+            state.gpu_changed[parents] = True
+            if stale.any():
+                ended = rows[stale]
+                state.slice_live[ended] = ~np.isnan(state.slice_values[:, ended]).all(axis=0)
+        self._note_identities(slots, rows, slice_rows, times, fresh, sender, read, now)
+        return refused
+
+    def _as_percent(self, slots: Slots, metric: NDArray[np.int64], raw: Floats) -> NDArray[np.int64]:
+        """A series that may be a ratio or a percent shows by a number over 1 that it is a percent, from then on."""
+        twin = METRICS.percent_twin[metric]
+        shows = (twin >= 0) & (raw > 1) & (raw <= 100)
+        if not shows.any():
+            return metric
+        self.table.metric[slots[shows]] = twin[shows]
+        return self.table.metric[slots].astype(np.int64)
+
+    def _refuse_values(
+        self,
+        sender: SenderScope,
+        slots: Slots,
+        raw: Floats,
+        metric: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        bad: NDArray[np.bool_],
+        of_slices: bool,
+        read: Callable[[int], Labels],
+        now: float,
+    ) -> int:
+        no_number = bad & np.isnan(raw)
+        blank = np.zeros(len(bad), dtype=np.bool_)
+        for index in np.flatnonzero(bad & ~no_number).tolist():
+            blank[index] = is_blank(float(raw[index]), METRICS.types[metric[index]]) or is_any_blank(float(raw[index]))
+        out = bad & ~no_number & ~blank
+        gpu_rows = self.state.slice_gpu_row[rows[out]] if of_slices else rows[out]
+        np.add.at(self.state.gpu_refused, gpu_rows, 1.0)
+        return sum(
+            self._refuse(sender, reason, slots, which, read, now)
+            for reason, which in ((Refusal.NOT_A_NUMBER, no_number), (Refusal.BLANK, blank), (Refusal.OUT_OF_RANGE, out))
+        )
+
+    def _note_xids(self, slots: Slots, rows: NDArray[np.int64], values: Floats, times: Floats) -> None:
+        """The XID gauge of a GPU, or of each of its slices, against what it was. In the order of sample times."""
+        state = self.state
+        slice_rows = self.table.slice_row[slots]
+        order = np.argsort(times, kind="stable")
+        held = np.where(slice_rows >= 0, state.slice_xid[slice_rows] if state.slice_count else np.nan, state.gpu_values[_XID, rows])
+        with np.errstate(invalid="ignore"):
+            newer = ~(times < state.gpu_times[_XID, rows])
+        if len(np.unique(slots)) == len(slots):
+            order = order[(held[order] != values[order]) & newer[order]]
+        whole_now: dict[int, float] = {}
+        for index in order.tolist():
+            if not newer[index]:
+                continue
+            row, slice_row, value = int(rows[index]), int(slice_rows[index]), float(values[index])
+            if slice_row >= 0:
+                old = float(state.slice_xid[slice_row])
+                state.slice_xid[slice_row] = value
+            else:
+                old = whole_now.get(row, float(state.gpu_values[_XID, row]))
+                whole_now[row] = value
+            if value == old or (math.isnan(old) and value == 0):
+                continue
+            instance = int(state.slice_instance[slice_row]) if slice_row >= 0 else None
+            state.note_xid_change(XidChange(row, instance, None if math.isnan(old) else int(old), int(value), float(times[index])))
+
+    def _note_identities(
+        self,
+        slots: Slots,
+        rows: NDArray[np.int64],
+        slice_rows: NDArray[np.int64],
+        times: Floats,
+        fresh: NDArray[np.bool_],
+        sender: SenderScope,
+        read: Callable[[int], Labels],
+        now: float,
+    ) -> None:
+        identities = self.table.identity[slots]
+
+        for slices in (False, True):
+            index = np.flatnonzero(((slice_rows >= 0) == slices) & fresh)
+            if len(index):
+
+                def seen(i: int, index: NDArray[np.int64] = index) -> SeriesSeen:
+                    where = int(index[i])
+                    return self.resolver.seen(read(where), sender, at=float(times[where]))
+
+                own_rows = slice_rows[index] if slices else rows[index]
+                self.sightings.note(own_rows, identities[index], times[index], seen, slices=slices, now=now)
+
+    # The rest
+
+    def _take_up(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_]) -> None:
+        state, rows = self.state, self.table.row[slots]
+        for index in np.lexsort((stale, times)).tolist():
+            row, at = int(rows[index]), float(times[index])
+            if at < state.node_up_time[row] or (stale[index] and at == state.node_up_time[row]):
+                continue
+            state.node_up[row], state.node_up_time[row] = (float(values[index]) if values[index] in (0.0, 1.0) else math.nan), at
+
+    def _take_services(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_], now: float) -> None:
+        jobs = self.table.metric[slots]
+        values = np.where(np.isfinite(values), values * self.resolver.service_scale[jobs, self.table.column[slots]], np.nan)
+        values[values > self.resolver.service_maximum[jobs, self.table.column[slots]]] = np.nan
+        for job_index in np.unique(jobs).tolist():
+            of_job = jobs == job_index
+            chosen = slots[of_job]
+            rows, fields = self.table.row[chosen].astype(np.int64), self.table.column[chosen].astype(np.int64)
+            self.services.put(JOBS[job_index], rows, fields, values[of_job], times[of_job], stale[of_job], now=now)
+
+    def _take_xid_counts(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_]) -> None:
+        state = self.state
+        for index in np.argsort(times, kind="stable").tolist():
+            slot, value, at = int(slots[index]), float(values[index]), float(times[index])
+            known = self._xid_counts.get(slot)
+            if stale[index] or not (math.isfinite(value) and value >= 0) or (known is not None and at <= known[1]):
+                continue
+            self._xid_counts[slot] = (value, at)
+            if known is not None and value == known[0]:
+                continue
+            slice_row = int(self.table.slice_row[slot])
+            instance = int(state.slice_instance[slice_row]) if slice_row >= 0 else None
+            old = None if known is None else int(known[0])
+            state.note_xid_count(XidCount(int(self.table.row[slot]), instance, int(self.table.column[slot]), old, int(value), at))
+
+    def _take_nvlink(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_]) -> None:
+        state = self.state
+        rows, parts = self.table.row[slots].astype(np.int64), self.table.column[slots].astype(np.int64)
+        with np.errstate(invalid="ignore"):
+            newer = ~(times < state.gpu_times[_NVLINK, rows])
+        good = (values >= 0) & (values < 2.0**62)
+        taken = newer & (good | stale)
+        rows, parts = rows[taken], parts[taken]
+        state.gpu_nvlink_parts[parts, rows] = np.where(good, values, np.nan)[taken]
+        _newest(state.gpu_times[_NVLINK], rows, times[taken])
+        _newest(state.gpu_sampled_at, rows, np.where(stale, -np.inf, times)[taken])
+        state.gpu_changed[rows] = True
+
+
+def is_any_blank(value: float) -> bool:
+    """A blank of any of DCGM's types, on a field whose range it is out of."""
+    return 2147483632 <= value < 2147483648 or 140737488355328 <= value < 140737488355332 or value >= 9.2233720368547e18
+
+
+def put_cells(
+    grid: Floats,
+    grid_times: Floats,
+    owner: NDArray[np.int32],
+    fields: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    slots: Slots,
+    values: Floats,
+    times: Floats,
+    highest: NDArray[np.bool_],
+    stale: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Put samples [n] into the cells grid[fields, rows]; the newest sample time wins, a value wins over none of the same time.
+
+    `highest`: of equal times the highest counts (one counter on the lines of several slices). `stale` samples end a series: they count only when the
+    cell's last value came from that same series. Returns which samples are so late that they belong to a backlog.
+    """
+    no_value = np.isnan(values)
+    order = np.lexsort((np.where(no_value, -np.inf, values), times))
+    order = order[~stale[order]]
+    f, r, at, new, missing = fields[order], rows[order], times[order], values[order], no_value[order]
+    held, held_at = grid[f, r], grid_times[f, r]
+    with np.errstate(invalid="ignore"):
+        newer = ~(at <= held_at)
+        better = (at == held_at) & ~missing & ~(highest[order] & (new < held))
+        late = np.zeros(len(values), dtype=np.bool_)
+        late[order] = held_at - at > LATE_SECONDS
+    taken = newer | better
+    f, r = f[taken], r[taken]
+    grid[f, r], grid_times[f, r], owner[f, r] = new[taken], at[taken], slots[order[taken]]
+    if stale.any():
+        ends = np.flatnonzero(stale)
+        f, r = fields[ends], rows[ends]
+        over = (times[ends] > grid_times[f, r]) & (owner[f, r] == slots[ends])
+        f, r = f[over], r[over]
+        grid[f, r], grid_times[f, r] = np.nan, times[ends[over]]
+    return late
+
+
+def _newest(target: Floats, rows: NDArray[np.int64], times: Floats) -> None:
+    """target[rows] = max(target[rows], times); NaN in target counts as nothing."""
+    order = np.argsort(times, kind="stable")
+    rows, times = rows[order], times[order]
+    with np.errstate(invalid="ignore"):
+        newer = ~(times <= target[rows])
+    target[rows[newer]] = times[newer]
+
+
+def _digest_of(labels: Labels) -> int:
+    return hash(tuple(sorted(labels.items())))
+
+
+def _example(labels: Labels) -> str:
+    """A series as an operator would look for it."""
+    name = labels.get("__name__", "")
+    rest = ",".join(f'{key}="{labels[key]}"' for key in ("site", "node", "Hostname", "UUID", "GPU_I_ID", "job", "instance") if labels.get(key))
+    return f"{name}{{{rest}}}"[:300]

@@ -298,7 +298,7 @@ class Physics:
     def restore(self, path: Path, **others: Floats) -> bool:
         """Takes a saved state up, `others` too. False when there is none for this fleet: the seed's own start holds then."""
         try:
-            with np.load(path) as saved:
+            with path.open("rb") as file, np.load(file) as saved:
                 loaded = {name: saved[name] for name in saved.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             return False

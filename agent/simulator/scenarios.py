@@ -161,6 +161,21 @@ def _target(config: ScenarioConfig) -> dict[str, str]:
     return {"site": config.site, "node": config.node, "gpu": config.gpu}
 
 
+MILD_STEP_SECONDS = 60.0
+MILD_ORDER = (
+    "thermal_throttle",
+    "xid",
+    "power_spike",
+    "noisy_neighbour",
+    "link_cut",
+    "ecc",
+    "exporter_down",
+    "gpu_lost",
+    "exporter_frozen",
+    "node_down",
+)
+
+
 def mild_timeline(config: SimulatorConfig) -> tuple[ScenarioConfig, ...]:
     """A few small faults at a time, for ever, so that a wall is never all green. The same seed gives the same play.
 
@@ -169,22 +184,21 @@ def mild_timeline(config: SimulatorConfig) -> tuple[ScenarioConfig, ...]:
     nodes = [node for number, node in enumerate(config.nodes) if number % 10 == 7] or list(config.nodes[-1:])
     chance = random.Random(f"{config.seed}/mild")
     chance.shuffle(nodes)
+    nodes = nodes[:20]
+    round_seconds = max(MILD_STEP_SECONDS * len(nodes), 480.0)
     played = []
-    kinds = ("thermal_throttle", "link_cut", "xid", "exporter_down", "ecc", "power_spike", "gpu_lost", "noisy_neighbour", "exporter_frozen", "node_down")
-    quiet = ("link_cut", "exporter_down", "exporter_frozen", "node_down", "gpu_lost")
-    for number, node in enumerate(nodes[:20]):
-        name = kinds[number % len(kinds)]
+    for number, node in enumerate(nodes):
+        name = MILD_ORDER[number % len(MILD_ORDER)]
         gpu = chance.choice(node.gpus).uuid if name in GPU_SCENARIOS and node.gpus else ""
-        duration = float(chance.randrange(150, 420))
         played.append(
             ScenarioConfig(
-                name=name,
+                name=name if gpu or name in NODE_SCENARIOS else "exporter_down",
                 node="" if gpu or name == "link_cut" else node.host_name,
                 site=node.site if name == "link_cut" else "",
                 gpu=gpu,
-                at_seconds=(240.0 if name in quiet else 20.0) + 60 * number % 540,
-                duration_seconds=duration,
-                every_seconds=1200.0,
+                at_seconds=20 + MILD_STEP_SECONDS * number,
+                duration_seconds=float(chance.randrange(150, 420)),
+                every_seconds=round_seconds,
             )
         )
     return tuple(played)

@@ -15,7 +15,7 @@ class Fields:
 
     def __init__(self, data: object, path: str) -> None:
         if not isinstance(data, dict):
-            raise ConfigError(f"{path or 'file'}: expected an object, found {type(data).__name__}")
+            raise ConfigError(f"{path or 'the whole'}: expected an object, found {type(data).__name__}")
         self.data: dict[str, Any] = data
         self.path = path
         self.known: set[str] = set()

@@ -214,7 +214,7 @@ class Stack:
             prometheus = Prometheus(self.layout.root / "prometheus", self.layout.root / "prometheus" / "prometheus.yml", port=ports["prometheus"])
             prometheus.log = logs / "prometheus.log"
             programs.append(prometheus)
-        web = [*uvicorn, "console.asgi:application", f"--port={ports['web']}", "--ws=websockets-sansio"]
+        web = [*uvicorn, "console.asgi:application", f"--port={ports['web']}", "--ws=websockets-sansio", "--ws-per-message-deflate=false"]
         add("web", web, signing, answers(f"{self.url}/healthz"))
         add("gateway", (_WITHOUT_CAPABILITIES if os.geteuid() == 0 else []) + gateway, plain, listens(ports["gateway"]))
         add("telemetry", [PYTHON, "manage.py", "telemetry", "--host=127.0.0.1", f"--port={ports['telemetry']}"], plain, listens(ports["telemetry"]))

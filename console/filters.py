@@ -13,11 +13,12 @@ import django_filters
 from django import forms
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
+from drf_spectacular.utils import extend_schema_field
 
 from fleet.catalogue import SKUS
 from fleet.models import AgentIdentity, Disagreement, Finding, Gpu, HealthState, MigSlice, Node, ObjectKind, ProtectedPlacement, Region, Site, Workload
 
-MAX_VALUES = 100
+MAX_VALUES = 200
 
 
 class TextsWidget(forms.TextInput):
@@ -39,12 +40,13 @@ class TextsField(forms.Field):
         texts = [part.strip() for text in value or [] for part in text.split(",")]
         texts = [text for text in texts if text]
         if len(texts) > MAX_VALUES:
-            raise forms.ValidationError(_("At most 100 values."))
+            raise forms.ValidationError(_("At most 200 values."))
         if any("\x00" in text for text in texts):
             raise forms.ValidationError(_("A value holds a character that no name has."))
         return texts
 
 
+@extend_schema_field({"type": "string", "description": "One value, or several with commas."})
 class AnyOfFilter(django_filters.Filter):
     """`field IN (values)`."""
 
@@ -101,6 +103,7 @@ class ListFilter(django_filters.FilterSet):
     """Base: an empty value is no filter; `q` is the quick filter."""
 
     q = django_filters.CharFilter(method="quick", label=_("Quick filter"), max_length=200)
+    id = AnyOfNumbersFilter(field_name="pk", label=_("Chosen rows"))
 
     def quick(self, queryset: QuerySet, name: str, value: str) -> QuerySet:
         raise NotImplementedError

@@ -4,7 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
-from console.api import about, docs, gpus, health, nodes, places
+from console.api import about, agents, controls, docs, gpus, health, nodes, places
 
 router = SimpleRouter(use_regex_path=True)
 router.register("areas", places.AreaViewSet, basename="api-area")
@@ -12,6 +12,8 @@ router.register("regions", places.RegionViewSet, basename="api-region")
 router.register("sites", places.SiteViewSet, basename="api-site")
 router.register("nodes", nodes.NodeViewSet, basename="api-node")
 router.register("gpus", gpus.GpuViewSet, basename="api-gpu")
+router.register("controls", controls.ControlViewSet, basename="api-control")
+router.register("key-changes", agents.KeyChangeViewSet, basename="api-key-change")
 router.register("workloads", gpus.WorkloadViewSet, basename="api-workload")
 router.register("findings", health.FindingViewSet, basename="api-finding")
 router.register("transitions", health.TransitionViewSet, basename="api-transition")
@@ -21,6 +23,9 @@ router.register("xid-events", health.XidEventViewSet, basename="api-xid-event")
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/about", about.AboutView.as_view(), name="api-about"),
+    path("v1/gpus/<str:uuid>/clock-range", controls.ClockRangeView.as_view(), name="api-clock-range"),
+    path("v1/nodes/enrolment-bundles", agents.EnrolmentBundlesView.as_view(), name="api-enrolment-bundles"),
+    path("v1/nodes/<int:pk>/revoke-agent", agents.RevokeAgentView.as_view(), name="api-revoke-agent"),
     path("v1/", include(router.urls)),
     path("schema/", SpectacularAPIView.as_view(), name="api-schema"),
     path("docs/", docs.docs, name="api-docs"),

@@ -1,0 +1,185 @@
+"""Controls on GPUs: set a clock range with an end, see desired against observed, withdraw."""
+
+from typing import Any
+
+import django_filters
+from django.db.models import QuerySet
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.generics import get_object_or_404
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from console.access import Right
+from console.api.base import ApiView, ApiViewSet
+from console.api.problems import Conflict, SourceUnavailable, Unprocessable, request_id
+from console.api.strict import ReadOnlySerializer, StrictSerializer
+from console.filters import AnyOfFilter
+from fleet import controls
+from fleet.models import Gpu, ObjectKind, ObservedControl, Policy
+from fleet.signing import SigningUnavailable
+
+IDEMPOTENCY_KEY = OpenApiParameter(
+    "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER, required=True, description="1 to 80 characters; the same key with the same body acts once."
+)
+
+
+def idempotency_key(request: Request) -> str:
+    """The request's key. Raises ValidationError when it is missing."""
+    key = request.headers.get("Idempotency-Key", "").strip()
+    if not key:
+        raise ValidationError({"Idempotency-Key": "The header is required: any text of 1 to 80 characters, new for each request and the same for its retries."})
+    return key
+
+
+class ClockRangeSerializer(StrictSerializer):
+    min_mhz = serializers.IntegerField()
+    max_mhz = serializers.IntegerField()
+    ends_at = serializers.DateTimeField()
+    reason = serializers.CharField(max_length=300)
+
+
+class ReasonSerializer(StrictSerializer):
+    reason = serializers.CharField(max_length=300)
+
+
+class ObservedSerializer(ReadOnlySerializer):
+    class Meta:
+        model = ObservedControl
+        fields = ["gpu_uuid", "control", "version", "state", "observed", "detail", "at", "received_at"]
+
+
+class PolicySerializer(ReadOnlySerializer):
+    created_by: Any = serializers.SlugRelatedField(slug_field="username", read_only=True)
+    withdrawn_by: Any = serializers.SlugRelatedField(slug_field="username", read_only=True)
+
+    class Meta:
+        model = Policy
+        fields = [
+            "id",
+            "control",
+            "scope_kind",
+            "scope_key",
+            "parameters",
+            "reason",
+            "starts_at",
+            "ends_at",
+            "created_by",
+            "created_at",
+            "withdrawn_at",
+            "withdrawn_by",
+        ]
+
+
+class PolicyFilter(django_filters.FilterSet):
+    control = AnyOfFilter(field_name="control")
+    gpu = AnyOfFilter(method="on_gpu")
+    in_force = django_filters.BooleanFilter(method="now_in_force")
+
+    def on_gpu(self, queryset: QuerySet[Any], name: str, value: list[str]) -> QuerySet[Any]:
+        return queryset.filter(scope_kind=ObjectKind.GPU, scope_key__in=value) if value else queryset
+
+    def now_in_force(self, queryset: QuerySet[Any], name: str, value: bool) -> QuerySet[Any]:
+        current = Policy.objects.in_force(timezone.now()).values("pk")
+        return queryset.filter(pk__in=current) if value else queryset.exclude(pk__in=current)
+
+
+class ControlViewSet(ApiViewSet):
+    """Controls that people set, in force or past."""
+
+    scope_area = "controls"
+    serializer_class = PolicySerializer
+    filterset_class = PolicyFilter
+    ordering_fields = {"created_at": "created_at", "id": "pk"}
+    default_ordering = "-created_at"
+
+    def get_queryset(self) -> QuerySet[Policy]:
+        gpus = self.access.gpus().values("uuid")
+        return Policy.objects.filter(scope_kind=ObjectKind.GPU, scope_key__in=gpus).select_related("created_by", "withdrawn_by")
+
+    @extend_schema(request=ReasonSerializer, responses=PolicySerializer)
+    @action(detail=True, methods=["post"], filter_backends=[], pagination_class=None)
+    def withdraw(self, request: Request, **kwargs: Any) -> Response:
+        """End a control before its time; one that has ended already stays as it is."""
+        policy = self.get_object()
+        gpu = get_object_or_404(self.access.gpus().select_related("node__site"), uuid=policy.scope_key)
+        self.require(Right.OPERATE, gpu.node.site.region_id)
+        body = ReasonSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        done = submitted(lambda: controls.withdraw(policy=policy, user=user_of(request), now=timezone.now(), request_id=request_id(), **body.validated_data))
+        return Response(PolicySerializer(done).data)
+
+
+class ClockRangeView(ApiView):
+    """`/gpus/<uuid>/clock-range`: the newest control of the SM clock, what the node read back; set one."""
+
+    scope_area = "controls"
+
+    def gpu(self, uuid: str) -> Gpu:
+        found: Gpu = get_object_or_404(self.access.gpus().select_related("node__site").prefetch_related("protected_placements"), uuid=uuid)
+        return found
+
+    @extend_schema(operation_id="gpus_clock_range_retrieve", responses=OpenApiTypes.OBJECT)
+    def get(self, request: Request, uuid: str) -> Response:
+        """Limits, why a control would be refused now (empty: it would not), the control in force and what the node observed."""
+        gpu = self.gpu(uuid)
+        limits = controls.clock_limits(gpu)
+        policy = (
+            Policy.objects.in_force(timezone.now())
+            .filter(control=controls.CLOCK_RANGE, scope_kind=ObjectKind.GPU, scope_key=gpu.uuid)
+            .select_related("created_by", "withdrawn_by")
+            .order_by("-created_at")
+            .first()
+        )
+        observed = ObservedControl.objects.filter(gpu_uuid=gpu.uuid, control=controls.CLOCK_RANGE).first()
+        return Response(
+            {
+                "limits": {"min_mhz": limits.min_mhz, "max_mhz": limits.max_mhz},
+                "refused_because": controls.refusal_for(gpu),
+                "in_force": policy and PolicySerializer(policy).data,
+                "observed": observed and ObservedSerializer(observed).data,
+            }
+        )
+
+    @extend_schema(
+        operation_id="gpus_clock_range_create",
+        request=ClockRangeSerializer,
+        responses={201: PolicySerializer, 200: PolicySerializer},
+        parameters=[IDEMPOTENCY_KEY],
+    )
+    def post(self, request: Request, uuid: str) -> Response:
+        """Lock the SM clock between two whole MHz until `ends_at`. 201 when set, 200 when this key had set it before."""
+        gpu = self.gpu(uuid)
+        self.require(Right.OPERATE, gpu.node.site.region_id)
+        key = idempotency_key(request)
+        body = ClockRangeSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        done = submitted(
+            lambda: controls.submit_clock_range(
+                gpu=gpu, user=user_of(request), idempotency_key=key, now=timezone.now(), request_id=request_id(), **body.validated_data
+            )
+        )
+        policy = Policy.objects.select_related("created_by", "withdrawn_by").get(pk=done.policy.pk)
+        return Response(PolicySerializer(policy).data, status=201 if done.created else 200)
+
+
+def user_of(request: Request) -> Any:
+    return request.user
+
+
+def submitted(act: Any) -> Any:
+    """Run a control's function; its refusals become problems: 400 for a field, 409 for the state of the target, 422 for a key that was used."""
+    try:
+        return act()
+    except controls.ControlRefused as refused:
+        if set(refused.errors) == {""}:
+            raise Conflict(refused.errors[""]) from refused
+        raise ValidationError({field or "non_field_errors": reason for field, reason in refused.errors.items()}) from refused
+    except controls.KeyReused as reused:
+        raise Unprocessable(str(reused)) from reused
+    except SigningUnavailable as missing:
+        raise SourceUnavailable(str(missing)) from missing

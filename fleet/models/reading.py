@@ -39,6 +39,7 @@ class GpuReading(models.Model):
     remapped_rows_uncorrectable = models.FloatField(null=True)
     row_remap_pending = models.FloatField(null=True)
     row_remap_failure = models.FloatField(null=True)
+    refused_samples = models.FloatField(null=True, help_text="Samples out of range since the telemetry process began to count.")
 
     class Meta:
         db_table = "fleet_gpu_reading"
@@ -71,7 +72,7 @@ class ServiceReading(models.Model):
     job = models.CharField(max_length=20, help_text="node, triton, vllm, dcgm")
     item = models.CharField(max_length=120, blank=True, help_text="Model name (and engine) of an inference server; empty for the node itself.")
     sampled_at = models.DateTimeField(null=True)
-    values = models.JSONField(default=dict, help_text="{field: number or null}; names and units in fleet.telemetry.SERVICE_FIELDS.")
+    values = models.JSONField(default=dict, help_text="{field: number or null}; names and units in fleet.service_metrics.SERVICE_FIELDS.")
 
     class Meta:
         db_table = "fleet_service_reading"

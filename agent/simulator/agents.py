@@ -52,6 +52,10 @@ class SimulatedAgent:
         self._powered.set()
         self._life: asyncio.Task[None] | None = None
 
+    @property
+    def can_enrol(self) -> bool:
+        return bool(self._node.bundle) or self._files.enrolment_file.exists()
+
     def set_cut(self, cut: bool) -> None:
         self._cut = cut
         if self._agent is not None:
@@ -110,7 +114,10 @@ class SimulatedAgent:
 
     def _enrol(self) -> Enrolment:
         """Runs in the pool. A kept enrolment follows the bundle's gateway address; another console's key asks for a new one."""
-        files, bundle = self._files, Bundle.decode(self._node.bundle)
+        files = self._files
+        if not self._node.bundle:
+            return Enrolment.load(files.enrolment_file)
+        bundle = Bundle.decode(self._node.bundle)
         files.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(ConfigError):
             kept = Enrolment.load(files.enrolment_file)
@@ -137,13 +144,13 @@ class SimulatedAgent:
 
 async def run_share(config: SimulatorConfig, share: int, shares: int) -> None:
     """Runs the agents of every `shares`-th node from `share` on, until SIGTERM or SIGINT."""
-    nodes = [node for node in config.nodes[share::shares] if node.bundle]
+    nodes = config.nodes[share::shares]
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     with ThreadPoolExecutor(max_workers=POOL_THREADS, thread_name_prefix="hardware") as pool:
-        agents = {node.host_name: SimulatedAgent(config, node, pool) for node in nodes}
+        agents = {node.host_name: agent for node in nodes if (agent := SimulatedAgent(config, node, pool)).can_enrol}
         tasks = [asyncio.create_task(agent.run()) for agent in agents.values()]
         tasks.append(asyncio.create_task(_watch_reachability(config, agents)))
         log.info("%d agents in process %d of %d", len(agents), share + 1, shares)

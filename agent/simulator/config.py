@@ -16,7 +16,7 @@
     "exporters": ["dcgm", "triton", "node"],
     "triton_models": [{"name": "detector", "version": "3"}],
     "vllm_model": "",
-    "bundle": "eyJ…",                     enrolment bundle of the node's agent, the text that the console shows ("" when it has none)
+    "bundle": "eyJ…",                     enrolment bundle of the node's agent, the text that the console shows ("": it has enrolled already, or has no agent)
     "gpus": [{
       "uuid": "GPU-…", "index": 0, "pci_bus_id": "00000000:19:00.0", "sku": "h100-sxm-80gb", "serial": "165…",
       "mig": [{"profile": "1g.10gb", "start": 0, "gpu_instance_id": 7, "purpose": "phy", "mig_uuid": "MIG-…",

@@ -34,6 +34,7 @@ def find_scope(kind: str, key: str) -> Scope:
     """The object that (kind, key) names. Raises `MaintenanceRefused` naming `scope_kind` or `scope_key`."""
     if kind not in SCOPES:
         raise MaintenanceRefused(scope_kind=f"{kind!r} is none of {', '.join(SCOPES)}.")
+    found: Scope | None
     match ObjectKind(kind):
         case ObjectKind.FLEET:
             if key:
@@ -41,19 +42,19 @@ def find_scope(kind: str, key: str) -> Scope:
             return Scope(ObjectKind.FLEET, "", None, "the whole fleet")
         case ObjectKind.AREA:
             area = Area.objects.filter(slug=key).first()
-            found = area and Scope(ObjectKind.AREA, key, None, area.name)
+            found = Scope(ObjectKind.AREA, key, None, area.name) if area else None
         case ObjectKind.REGION:
             region = Region.objects.filter(slug=key).first()
-            found = region and Scope(ObjectKind.REGION, key, region.pk, region.name)
+            found = Scope(ObjectKind.REGION, key, region.pk, region.name) if region else None
         case ObjectKind.SITE:
             site = Site.objects.filter(code=key).first()
-            found = site and Scope(ObjectKind.SITE, key, site.region_id, site.code)
+            found = Scope(ObjectKind.SITE, key, site.region_id, site.code) if site else None
         case ObjectKind.NODE:
             node = Node.objects.select_related("site").filter(pk=int(key), retired_at__isnull=True).first() if key.isdecimal() and len(key) < 19 else None
-            found = node and Scope(ObjectKind.NODE, key, node.site.region_id, node.host_name)
+            found = Scope(ObjectKind.NODE, key, node.site.region_id, node.host_name) if node else None
         case _:
             gpu = Gpu.objects.select_related("node__site").filter(uuid=key).exclude(presence=Gpu.Presence.RETIRED).first()
-            found = gpu and Scope(ObjectKind.GPU, key, gpu.node.site.region_id, gpu.uuid)
+            found = Scope(ObjectKind.GPU, key, gpu.node.site.region_id, gpu.uuid) if gpu else None
     if not found:
         raise MaintenanceRefused(scope_key=f"There is no {kind} {key!r}.")
     return found

@@ -13,7 +13,7 @@ from console.celery import app
 from console.checks import refuse_unsafe_settings
 
 LOCK_KEY = "beat:lock"
-LOCK_SECONDS = 15
+LOCK_SECONDS = 10
 log = structlog.get_logger(__name__)
 
 # Extend the lock only while it is still ours; a key that Redis lost (it may be emptied at any time) is taken again.

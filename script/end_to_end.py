@@ -89,7 +89,7 @@ class _Run:
         def complete() -> bool:
             nonlocal live
             try:
-                live = {code: cell for code, cell in self.operator.cells().items() if cell.state != "unknown" and cell.gpus_reporting == cell.gpus_expected > 0}
+                live = {code: cell for code, cell in self.operator.cells().items() if cell.is_live}
             except httpx.HTTPError:
                 return False
             return len(live) == sites

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from script import end_to_end
+from script.end_to_end import CheckFailed, check
 from script.servers import ServerError
 from script.stack.layout import ACCOUNTS, CHECKOUT, Layout
 from script.stack.stack import Options, Stack
@@ -53,7 +54,10 @@ def main(given: list[str] | None = None) -> int:
             if arguments.fresh:
                 layout.remove()
             known = layout.state().get("fleet", [2, 3, 50])
-            stack = Stack(Options(root=layout.root, sites=arguments.sites or known[2], web_port=arguments.port, timeline=not arguments.check), _say)
+            options = Options(
+                root=layout.root, sites=arguments.sites or known[2], web_port=arguments.port, timeline=not arguments.check, outside=_outside_servers()
+            )
+            stack = Stack(options, _say)
             try:
                 result = _run(stack, check=arguments.check)
             finally:
@@ -73,6 +77,11 @@ def main(given: list[str] | None = None) -> int:
     return 0 if result["ok"] else 1
 
 
+def _outside_servers() -> dict[str, str]:
+    names = ("MASTHEAD_DATABASE_URL", "MASTHEAD_OWNER_DATABASE_URL", "MASTHEAD_REDIS_URL", "MASTHEAD_PROMETHEUS_URL")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
 def _run(stack: Stack, *, check: bool) -> dict[str, Any] | None:
     stack.start()
     if check:
@@ -88,8 +97,8 @@ def _check(stack: Stack) -> dict[str, Any]:
 
     def work() -> None:
         try:
-            outcome.update(end_to_end.check(stack, _say, live_within_seconds=LIVE_WITHIN_SECONDS))
-        except end_to_end.CheckFailed as error:
+            outcome.update(check(stack, _say, live_within_seconds=LIVE_WITHIN_SECONDS))
+        except CheckFailed as error:
             outcome.update(ok=False, error=str(error))
 
     thread = threading.Thread(target=work, name="check", daemon=True)

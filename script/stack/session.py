@@ -21,6 +21,11 @@ class Cell:
     since: float
     contact: float
 
+    @property
+    def is_live(self) -> bool:
+        """Known, with every GPU reporting."""
+        return self.state != "unknown" and self.gpus_reporting == self.gpus_expected > 0
+
 
 class Session:
     """Cookies of one person. Pages and API of the console at `url`."""
@@ -52,13 +57,18 @@ class Session:
 
     def cells(self) -> dict[str, Cell]:
         """Every cell of the wall by site code; sites that no frame holds yet are missing."""
+        return self.wall()[1]
+
+    def wall(self) -> tuple[float, dict[str, Cell]]:
+        """When the oldest of the wall's frames was made (Unix seconds), and its cells."""
         if not self._codes:
             sites = self.get_json("/live/layout")["sites"]
             self._codes = dict(zip(sites["id"], sites["code"], strict=True))
         answer = self.client.get("/live/frames")
         answer.raise_for_status()
         found: dict[str, Cell] = {}
-        for frame in frames.decode_all(answer.content):
+        all_frames = frames.decode_all(answer.content)
+        for frame in all_frames:
             columns = frame.columns
             for row, site_id in enumerate(columns.site_id.tolist()):
                 code = self._codes.get(site_id)
@@ -71,4 +81,4 @@ class Session:
                         since=float(columns.since[row]),
                         contact=float(columns.contact[row]),
                     )
-        return found
+        return min((frame.made_at for frame in all_frames), default=0.0), found

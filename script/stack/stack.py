@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.simulator.config import AgentsConfig, PortsConfig, dump_config
@@ -40,6 +40,11 @@ class Options:
     scrape_interval_seconds: int = 10
     heartbeat_seconds: int = 5
     timeline: bool = True
+    outside: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "MASTHEAD_DATABASE_URL" in self.outside and "MASTHEAD_OWNER_DATABASE_URL" not in self.outside:
+            raise ServerError("MASTHEAD_DATABASE_URL is set: set MASTHEAD_OWNER_DATABASE_URL too, the same database as its owner role.")
 
 
 class Stack:
@@ -62,7 +67,7 @@ class Stack:
 
     @property
     def prometheus_url(self) -> str:
-        return os.environ.get("MASTHEAD_PROMETHEUS_URL") or f"http://127.0.0.1:{self.ports['prometheus']}"
+        return self.options.outside.get("MASTHEAD_PROMETHEUS_URL") or f"http://127.0.0.1:{self.ports['prometheus']}"
 
     def start(self) -> None:
         """Bring everything up, set the database up and seed it. The caller holds the layout's lock and calls `stop` whatever happens."""
@@ -82,14 +87,14 @@ class Stack:
 
     def environment(self, *, role: str = APP_ROLE, signing_key: bool = False) -> dict[str, str]:
         """The common set of variables of the product's processes, with this database role."""
-        explicit = os.environ.get("MASTHEAD_OWNER_DATABASE_URL" if role == OWNER_ROLE else "MASTHEAD_DATABASE_URL")
+        explicit = self.options.outside.get("MASTHEAD_OWNER_DATABASE_URL" if role == OWNER_ROLE else "MASTHEAD_DATABASE_URL")
         values = {name: value for name, value in os.environ.items() if not name.startswith("MASTHEAD_")}
         values |= {
             "DJANGO_SETTINGS_MODULE": "console.settings",
             "PYTHONUNBUFFERED": "1",
             "MASTHEAD_SECRET_KEY_FILE": str(self.layout.secrets / "secret-key"),
             "MASTHEAD_DATABASE_URL": explicit or self._postgres_url(role),
-            "MASTHEAD_REDIS_URL": os.environ.get("MASTHEAD_REDIS_URL") or self._redis_url(),
+            "MASTHEAD_REDIS_URL": self.options.outside.get("MASTHEAD_REDIS_URL") or self._redis_url(),
             "MASTHEAD_PROMETHEUS_URL": self.prometheus_url,
             "MASTHEAD_ALLOWED_HOSTS": "127.0.0.1,localhost",
             "MASTHEAD_ORIGINS": f"{self.url},http://localhost:{self.ports['web']}",
@@ -140,11 +145,9 @@ class Stack:
 
     def _start_servers(self, postgres_folder: Path) -> None:
         servers: list[Server] = []
-        if not os.environ.get("MASTHEAD_DATABASE_URL"):
+        if "MASTHEAD_DATABASE_URL" not in self.options.outside:
             servers.append(Postgres(postgres_folder, port=self.ports["postgres"], passwords=self.layout.database_passwords()))
-        elif not os.environ.get("MASTHEAD_OWNER_DATABASE_URL"):
-            raise ServerError("MASTHEAD_DATABASE_URL is set: set MASTHEAD_OWNER_DATABASE_URL too, the same database as its owner role.")
-        if not os.environ.get("MASTHEAD_REDIS_URL"):
+        if "MASTHEAD_REDIS_URL" not in self.options.outside:
             servers.append(Redis(self.layout.root / "redis", port=self.ports["redis"], password=self.layout.secret("redis")))
         for server in servers:
             server.log = self.layout.logs / f"{server.name}.log"
@@ -210,7 +213,7 @@ class Stack:
         def add(name: str, command: list[str], environment: dict[str, str], ready: Callable[[], bool] | None = None) -> None:
             programs.append(Program(name, logs, [*_END_WITH_PARENT, *command], environment, ready=ready))
 
-        if not os.environ.get("MASTHEAD_PROMETHEUS_URL"):
+        if "MASTHEAD_PROMETHEUS_URL" not in self.options.outside:
             prometheus = Prometheus(self.layout.root / "prometheus", self.layout.root / "prometheus" / "prometheus.yml", port=ports["prometheus"])
             prometheus.log = logs / "prometheus.log"
             programs.append(prometheus)

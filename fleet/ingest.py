@@ -143,14 +143,14 @@ class Ingest:
         index = np.flatnonzero(which)
         if not len(index):
             return 0
-        sites = self._sites_of(slots[index])
+        sites = self.sites_of(slots[index])
         for site_row in np.unique(sites).tolist():
             of_site = index[sites == site_row]
             site_id = int(self.state.site_id[site_row]) if site_row >= 0 else None
             self.quality.count(sender.id, site_id, reason, len(of_site), now=now, example=_example(read(int(of_site[0]))))
         return len(index)
 
-    def _sites_of(self, slots: Slots) -> NDArray[np.int64]:
+    def sites_of(self, slots: Slots) -> NDArray[np.int64]:
         """[n] site rows of slots; -1 where that is not known."""
         kinds, rows = self.table.kind[slots], self.table.row[slots]
         sites = np.full(len(slots), -1, dtype=np.int64)

@@ -1,9 +1,11 @@
 """The last values of the fleet in numpy columns: the memory of one telemetry process. Pure: no Django, no clock, no I/O.
 
 Rows are only appended while the process lives; an object that left the inventory stays as an inactive row. NaN is "no value", never 0.
-Public arrays are views of exactly the rows that exist; take them anew after rows were added (`version` then has changed).
+Public arrays are views of exactly the rows that exist; take them anew after rows were added: `version` has changed when sites, nodes or GPUs were
+added or moved, `slice_version` when slices were.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,7 +125,7 @@ class LiveState:
 
     def __init__(self) -> None:
         nan = float("nan")
-        self.version = 0
+        self.version = self.slice_version = 0
         self.arrived_at = nan  # newest arrival (Unix seconds) among the samples taken
         self.gpu_uuid: list[str] = []
         self.slice_profile: list[str] = []
@@ -136,8 +138,9 @@ class LiveState:
         self.site_row_of_code: dict[str, int] = {}
         self.node_row_of_host: dict[tuple[int, str], int] = {}  # (site row, first label of the host name)
         self.node_rows_of_host: dict[str, list[int]] = {}
-        self._xid_changes: list[XidChange] = []
-        self._xid_counts: list[XidCount] = []
+        # Filled by the thread that takes samples, emptied by the one that evaluates.
+        self._xid_changes: deque[XidChange] = deque()
+        self._xid_counts: deque[XidCount] = deque()
         self._gpus, self._slices, self._nodes, self._sites = Columns(), Columns(), Columns(), Columns()
         for name, dtype, fill in (("id", "i8", -1), ("node_row", "i4", -1), ("site_row", "i4", -1), ("active", "?", False)):
             self._gpus.add_column(name, dtype, fill)
@@ -172,7 +175,10 @@ class LiveState:
             columns: Columns = getattr(self, f"_{prefix}s")
             for name in columns.names():
                 setattr(self, f"{prefix}_{name}", columns.view(name))
-        self.version += 1
+        if prefixes == ("slice",):
+            self.slice_version += 1
+        else:
+            self.version += 1
 
     # Rows
 
@@ -188,7 +194,8 @@ class LiveState:
         """Add sites as (database id, code, area id, region id), or refresh those that exist."""
         new = [row for row in rows if row[0] not in self.site_row_of_id]
         first = self._sites.append(len(new))
-        self._renew_views("site")
+        if new:
+            self._renew_views("site")
         for offset, (site_id, code, _, _) in enumerate(new):
             self.site_row_of_id[site_id] = first + offset
             self.site_code.append(code)
@@ -204,12 +211,14 @@ class LiveState:
         """Add nodes as (database id, host name, site's database id), or refresh those that exist. Their sites must be there."""
         new = [row for row in rows if row[0] not in self.node_row_of_id]
         first = self._nodes.append(len(new))
-        self._renew_views("node")
+        if new:
+            self._renew_views("node")
         for offset, (node_id, host, _) in enumerate(new):
             self.node_row_of_id[node_id] = first + offset
             self.node_host.append(host)
         for node_id, host, site_id in rows:
             row, site_row = self.node_row_of_id[node_id], self.site_row_of_id[site_id]
+            self.version += int(self.node_site_row[row] not in (-1, site_row))
             self._name_node(row, site_row, host)
             self.node_id[row], self.node_site_row[row], self.node_active[row] = node_id, site_row, True
 
@@ -228,12 +237,14 @@ class LiveState:
         """Add GPUs as (database id, UUID, node's database id), or refresh those that exist. Their nodes must be there."""
         new = [row for row in rows if row[1] not in self.gpu_row_of]
         first = self._gpus.append(len(new))
-        self._renew_views("gpu")
+        if new:
+            self._renew_views("gpu")
         for offset, (_, gpu_uuid, _) in enumerate(new):
             self.gpu_row_of[gpu_uuid] = first + offset
             self.gpu_uuid.append(gpu_uuid)
         for gpu_id, gpu_uuid, node_id in rows:
             row, node_row = self.gpu_row_of[gpu_uuid], self.node_row_of_id[node_id]
+            self.version += int(self.gpu_node_row[row] not in (-1, node_row))
             self.gpu_id[row], self.gpu_node_row[row], self.gpu_site_row[row] = gpu_id, node_row, self.node_site_row[node_row]
             self.gpu_active[row] = True
 
@@ -265,9 +276,9 @@ class LiveState:
 
     def take_xid_changes(self) -> list[XidChange]:
         """The XID changes since the last call, oldest first. One change that several slices of a GPU repeat is one, without an instance."""
-        changes, self._xid_changes = self._xid_changes, []
         merged: dict[tuple[int, int, float], XidChange] = {}
-        for change in changes:
+        while self._xid_changes:
+            change = self._xid_changes.popleft()
             key = (change.gpu_row, change.new, change.at)
             known = merged.get(key)
             if known is None:
@@ -278,7 +289,7 @@ class LiveState:
 
     def take_xid_counts(self) -> list[XidCount]:
         """The changes of XID counts since the last call, oldest first."""
-        counts, self._xid_counts = self._xid_counts, []
+        counts = [self._xid_counts.popleft() for _ in range(len(self._xid_counts))]
         return sorted(counts, key=lambda count: count.at)
 
     # What follows from the values

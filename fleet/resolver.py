@@ -11,7 +11,7 @@ from fleet.series_table import METRICS, NVLINK_PART_OF, Kind, SeriesTable
 from fleet.service_metrics import FIELD_INDEX, FIELDS_OF_JOB, JOBS, find_field, is_service_metric, job_of
 from fleet.service_state import ServiceState
 from fleet.sightings import Sightings, identity_of
-from fleet.telemetry import XID_COUNT_METRIC, Refusal, SeriesSeen, series_seen, short_host, whole_number
+from fleet.telemetry import XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, short_host, whole_number
 
 Labels = Mapping[str, str]
 _DCGM = JOBS.index("dcgm")
@@ -164,7 +164,7 @@ class Resolver:
         if found is None:
             return self._table.ignore(sender.id, digest, None)
         field, item = found
-        return self._add_service(field.job, self._node(labels, sender), item[:120], FIELD_INDEX[field.job][field.name], digest, sender)
+        return self._add_service(field.job, self._node(labels, sender), clean_text(item, 120), FIELD_INDEX[field.job][field.name], digest, sender)
 
     def _add_service(self, job: str, node_row: int, item: str, field: int, digest: int, sender: SenderScope) -> int:
         row = self._services.row(job, node_row, item)

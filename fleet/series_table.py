@@ -178,6 +178,13 @@ class SeriesTable:
             if slot > self.nothing:
                 self._release(slot)
 
+    def forget_all(self) -> None:
+        """Something moved or left: every series is read anew when it comes next."""
+        for sender_id in list(self._keys):
+            self.forget_sender(sender_id)
+        self._waiting.clear()
+        self._waiting_count = 0
+
     def forget(self, slot: int) -> None:
         """This series is to be read anew when it comes next."""
         self._keys.get(int(self.sender[slot]), {}).pop(int(self.digest[slot]), None)

@@ -110,6 +110,11 @@ class ServiceState:
         for job, row in keys:
             self._tables[job].flags("changed")[row] = True
 
+    def mark_all_changed(self) -> None:
+        """The table may lack any of them."""
+        for table in self._tables.values():
+            table.flags("changed")[:] = ~np.isnan(table.floats("sampled_at"))
+
     def read(self, job: str, node_row: int, item: str) -> ServiceRow | None:
         row = self._row_of.get((job, node_row, item))
         return None if row is None else self._read(self._tables[job], row)

@@ -182,6 +182,7 @@ class Refusal(StrEnum):
     UNKNOWN_METRIC = "unknown_metric"
     SUSPECT_PROFILING = "suspect_profiling"
     NO_IDENTITY = "no_identity"
+    SERIES_MISSING = "series_missing"  # not a refusal: series that came and no longer come; its count is a state
 
 
 FUTURE_TOLERANCE_SECONDS = 60.0
@@ -323,21 +324,33 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
+def clean_text(text: str, limit: int) -> str:
+    """A label's text as a database can hold it."""
+    return text.replace("\x00", "")[:limit]
+
+
 def series_seen(labels: Mapping[str, str], *, site_code: str, node_host: str, honor_labels: bool, at: float) -> SeriesSeen:
     """The identity in a GPU series' labels. The site and the node are the caller's to decide."""
     namespace, pod, container = workload_of(labels, honor_labels=honor_labels)
+    gpu_uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
+    instance = whole_number(labels.get("GPU_I_ID", ""))
     return SeriesSeen(
-        site_code=site_code,
-        node_host=node_host,
-        gpu_uuid=labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or "",
-        index=whole_number(labels.get("gpu", "")),
-        pci_bus_id=labels.get("pci_bus_id", ""),
-        model_name=labels.get("modelName") or labels.get("model_name") or "",
-        driver_version=labels.get("DCGM_FI_DRIVER_VERSION", ""),
-        gpu_instance_id=whole_number(labels.get("GPU_I_ID", "")),
-        profile=labels.get("GPU_I_PROFILE", ""),
-        namespace=namespace,
-        pod=pod,
-        container=container,
+        site_code=clean_text(site_code, 40),
+        node_host=clean_text(node_host, 253),
+        gpu_uuid=gpu_uuid if len(gpu_uuid) <= 64 and "\x00" not in gpu_uuid else "",
+        index=_small(whole_number(labels.get("gpu", ""))),
+        pci_bus_id=clean_text(labels.get("pci_bus_id", ""), 20),
+        model_name=clean_text(labels.get("modelName") or labels.get("model_name") or "", 80),
+        driver_version=clean_text(labels.get("DCGM_FI_DRIVER_VERSION", ""), 40),
+        gpu_instance_id=_small(instance),
+        profile=clean_text(labels.get("GPU_I_PROFILE", ""), 20),
+        namespace=clean_text(namespace, 253),
+        pod=clean_text(pod, 253),
+        container=clean_text(container, 253),
         at=at,
     )
+
+
+def _small(number: int | None) -> int | None:
+    """A number that fits a smallint."""
+    return number if number is not None and number < 32768 else None

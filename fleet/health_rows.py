@@ -139,7 +139,7 @@ def _insert(changes: Sequence[FindingChange]) -> None:
         INSERT INTO fleet_finding
             (kind, object_key, site_id, code, severity, summary, advised_action, evidence, since, last_at, count, until, ended_because)
         SELECT u.kind, u.object_key, s.id, u.code, u.severity, u.summary, u.advised, u.evidence, to_timestamp(u.since), to_timestamp(u.last_at), u.count,
-            to_timestamp(greatest(u.until, u.since)), u.because
+            CASE WHEN u.until IS NOT NULL THEN to_timestamp(greatest(u.until, u.since)) END, u.because
         FROM {_FINDING_ARRAYS} LEFT JOIN fleet_site s ON s.id = u.site_id
         WHERE NOT EXISTS (
             SELECT FROM fleet_finding f

@@ -68,6 +68,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "console.wall_session.WallSessionMiddleware",
     "console.middleware.TimeZoneMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "allauth.usersessions.middleware.UserSessionsMiddleware",
@@ -117,7 +118,7 @@ DATABASES = {
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-PGHISTORY_LEVEL = pgtrigger.Statement
+PGHISTORY_LEVEL: pgtrigger.Level = pgtrigger.Statement
 # MASTHEAD_APP_ROLE: the application's database role; `setup_database` grants it what it may do.
 APP_ROLE = env_str("MASTHEAD_APP_ROLE", "masthead_app")
 
@@ -212,7 +213,10 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "drf_standardized_errors.handler.exception_handler",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
-DRF_STANDARDIZED_ERRORS = {"EXCEPTION_HANDLER_CLASS": "console.api.problems.ProblemHandler", "EXCEPTION_FORMATTER_CLASS": "console.api.problems.ProblemFormatter"}
+DRF_STANDARDIZED_ERRORS = {
+    "EXCEPTION_HANDLER_CLASS": "console.api.problems.ProblemHandler",
+    "EXCEPTION_FORMATTER_CLASS": "console.api.problems.ProblemFormatter",
+}
 SPECTACULAR_SETTINGS = {
     "TITLE": "Masthead API",
     "VERSION": "1",
@@ -239,6 +243,9 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULE = {
+    "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},
+}
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"

@@ -4,7 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
-from console.api import about, agents, controls, docs, gpus, health, nodes, places
+from console.api import about, agents, controls, docs, gpus, health, maintenance, nodes, people, places, senders
 
 router = SimpleRouter(use_regex_path=True)
 router.register("areas", places.AreaViewSet, basename="api-area")
@@ -14,6 +14,14 @@ router.register("nodes", nodes.NodeViewSet, basename="api-node")
 router.register("gpus", gpus.GpuViewSet, basename="api-gpu")
 router.register("controls", controls.ControlViewSet, basename="api-control")
 router.register("key-changes", agents.KeyChangeViewSet, basename="api-key-change")
+router.register("maintenance", maintenance.MaintenanceViewSet, basename="api-maintenance")
+router.register("users", people.UserViewSet, basename="api-user")
+router.register("role-grants", people.RoleGrantViewSet, basename="api-role-grant")
+router.register("tenants", people.TenantViewSet, basename="api-tenant")
+router.register("memberships", people.MembershipViewSet, basename="api-membership")
+router.register("namespaces", people.NamespaceViewSet, basename="api-namespace")
+router.register("tokens", people.TokenViewSet, basename="api-token")
+router.register("senders", senders.SenderViewSet, basename="api-sender")
 router.register("workloads", gpus.WorkloadViewSet, basename="api-workload")
 router.register("findings", health.FindingViewSet, basename="api-finding")
 router.register("transitions", health.TransitionViewSet, basename="api-transition")

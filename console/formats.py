@@ -93,13 +93,16 @@ def clock(value: datetime, now: datetime | None = None) -> str:
     return formats.date_format(local, pattern)
 
 
+def exact(value: datetime) -> str:
+    """To the second, in the active zone with its name."""
+    return formats.date_format(timezone.localtime(value), "j M Y H:i:s T")
+
+
 def when(value: datetime | None, now: datetime | None = None) -> SafeString:
     """`<time>` with the absolute time, to the second on hover."""
     if value is None:
         return format_html('<span class="not-reported">{}</span>', _("never"))
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>', iso(value), formats.date_format(timezone.localtime(value), "j M Y H:i:s T"), clock(value, now)
-    )
+    return format_html('<time datetime="{}" title="{}">{}</time>', iso(value), exact(value), clock(value, now))
 
 
 def since(value: datetime | None, now: datetime | None = None) -> SafeString:
@@ -108,6 +111,15 @@ def since(value: datetime | None, now: datetime | None = None) -> SafeString:
         return when(None)
     moment = now or timezone.now()
     return format_html('{} <span class="faint">· <span data-age="{}">{}</span></span>', when(value, moment), iso(value), duration(moment - value))
+
+
+def age(value: datetime | None, now: datetime | None = None) -> SafeString:
+    """For lists: how long ago, kept up to date; the absolute time on hover, and while the row has the keyboard (table.css)."""
+    if value is None:
+        return when(None)
+    return format_html(
+        '<time datetime="{0}" title="{1}"><span data-age="{0}">{2}</span></time>', iso(value), exact(value), duration((now or timezone.now()) - value)
+    )
 
 
 def ago(value: datetime | None, now: datetime | None = None) -> SafeString:
@@ -119,6 +131,21 @@ def ago(value: datetime | None, now: datetime | None = None) -> SafeString:
     return format_html(
         '<time datetime="{0}" title="{1}" tabindex="0"><span data-age="{0}">{2}</span></time>',
         iso(value),
-        formats.date_format(timezone.localtime(value), "j M Y H:i:s T"),
+        exact(value),
         text,
     )
+
+
+def short_uuid(uuid: str) -> str:
+    """`GPU-5fb1…c2d9`: enough to tell two apart on a screen; the whole stands behind it."""
+    return f"{uuid[:8]}…{uuid[-4:]}" if len(uuid) > 16 else uuid
+
+
+def short_number(value: float | None) -> str:
+    """At most four digits that matter: 12345678 is "12.3 M"."""
+    if value is None or is_missing(value):
+        return not_reported()
+    for limit, scale, sign in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{number(value / scale, 1)}\N{NO-BREAK SPACE}{sign}"
+    return number(value, 0 if float(value).is_integer() else 3 if abs(value) < 10 else 1)

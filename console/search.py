@@ -21,6 +21,7 @@ class Hit:
     hint: str
     url: str
     state: str = ""  # health state, where the kind has one
+    key: str = ""  # what a filter takes for it
 
 
 def suggest(access: Access, text: str, *, kinds: Iterable[str] = KINDS, limit: int = 20) -> list[Hit]:
@@ -45,23 +46,23 @@ def _ranked(queryset: QuerySet, field: str, text: str, also: Q) -> QuerySet:
 
 def _sites(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
     rows = _ranked(access.sites(), "code", text, Q(name__icontains=text)).select_related("region", "health")[:limit]
-    return [(row.rank, Hit("site", f"{row.code} {row.name}", row.region.name, reverse("site", args=[row.code]), _state(row))) for row in rows]
+    return [(row.rank, Hit("site", f"{row.code} {row.name}", row.region.name, reverse("site", args=[row.code]), _state(row), row.code)) for row in rows]
 
 
 def _nodes(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
     rows = _ranked(access.nodes().filter(retired_at__isnull=True), "host_name", text, Q()).select_related("site", "health")[:limit]
-    return [(row.rank, Hit("node", row.host_name, row.site.code, reverse("node", args=[row.pk]), _state(row))) for row in rows]
+    return [(row.rank, Hit("node", row.host_name, row.site.code, reverse("node", args=[row.pk]), _state(row), row.host_name)) for row in rows]
 
 
 def _gpus(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
     """By UUID (with or without "GPU-"), by its beginning, or by the whole serial number."""
     uuid = text if text.upper().startswith(("GPU-", "MIG-")) else f"GPU-{text}"
     uuid = uuid[:4].upper() + uuid[4:].lower()
-    rows = access.gpus().filter(Q(uuid__startswith=uuid) | Q(serial=text)).select_related("node__site", "health").order_by("uuid")[:limit]
+    rows = access.gpus().filter(Q(uuid__startswith=uuid) | Q(uuid=text) | Q(serial=text)).select_related("node__site", "health").order_by("uuid")[:limit]
     return [
         (
             0 if text in (row.uuid, row.serial) else 1,
-            Hit("gpu", row.uuid, f"{row.node.host_name} · {row.node.site.code}", reverse("gpu", args=[row.uuid]), _state(row)),
+            Hit("gpu", row.uuid, f"{row.node.host_name} · {row.node.site.code}", reverse("gpu", args=[row.uuid]), _state(row), row.uuid),
         )
         for row in rows
     ]
@@ -69,7 +70,7 @@ def _gpus(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
 
 def _regions(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
     rows = _ranked(access.regions(), "slug", text, Q(name__icontains=text)).select_related("area")[:limit]
-    return [(row.rank, Hit("region", row.name, row.area.name, reverse("region", args=[row.slug]))) for row in rows]
+    return [(row.rank, Hit("region", row.name, row.area.name, reverse("region", args=[row.slug]), key=row.slug)) for row in rows]
 
 
 def _workloads(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
@@ -79,7 +80,7 @@ def _workloads(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
     return [
         (
             0 if row.pod == text else 2,
-            Hit("workload", row.pod, f"{row.namespace} · {row.gpu.node.site.code}", reverse("gpu", args=[row.gpu.uuid]) + "#workloads"),
+            Hit("workload", row.pod, f"{row.namespace} · {row.gpu.node.site.code}", reverse("gpu", args=[row.gpu.uuid]) + "#workloads", key=row.pod),
         )
         for row in rows
     ]

@@ -27,6 +27,8 @@ register.filter("when", formats.when)
 register.filter("since", formats.since)
 register.filter("ago", formats.ago)
 register.filter("iso", formats.iso)
+register.filter("short_number", formats.short_number)
+register.filter("short_uuid", formats.short_uuid)
 
 
 @register.simple_tag
@@ -60,10 +62,24 @@ def state_word(value: str) -> str:
 @register.simple_tag
 def bar(ratio: float | None, kind: str = "") -> SafeString:
     """A level 0..1 as a thin bar; empty when there is no value."""
-    width = 0 if ratio is None or formats.is_missing(ratio) else max(0.0, min(1.0, ratio)) * 100
-    return format_html(
-        '<svg class="bar {}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect width="{:.1f}" height="6"></rect></svg>', kind, width
-    )
+    return format_html('<svg class="bar {}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">{}</svg>', kind, bar_rect(ratio))
+
+
+def _share(ratio: float | None) -> float:
+    return 0.0 if ratio is None or formats.is_missing(ratio) else max(0.0, min(1.0, ratio))
+
+
+@register.simple_tag
+def bar_rect(ratio: float | None) -> SafeString:
+    """The inside of a level bar whose `<svg>` stands in the template."""
+    return format_html('<rect width="{}" height="6"></rect>', f"{_share(ratio) * 100:.1f}")
+
+
+@register.simple_tag
+def level_rect(ratio: float | None) -> SafeString:
+    """The inside of a level that rises from the bottom of a 10 by 10 box."""
+    height = _share(ratio) * 10
+    return format_html('<rect y="{}" width="10" height="{}"></rect>', f"{10 - height:.2f}", f"{height:.2f}")
 
 
 @register.simple_tag(takes_context=True)
@@ -81,3 +97,55 @@ def query(context: dict[str, Any], **changes: Any) -> str:
 @register.filter
 def span_text(begin: datetime, end: datetime) -> str:
     return formats.duration(end - begin)
+
+
+# How a telemetry field reads, by the unit in its name: the formatter here, and the name of the one in static/js/lib/live_page.js.
+_UNITS = {
+    "_hertz": ("megahertz", formats.megahertz),
+    "_celsius": ("celsius", formats.celsius),
+    "_watts": ("watts", formats.watts),
+    "_ratio": ("percent", formats.percent),
+    "_bytes": ("gibibytes", formats.gibibytes),
+}
+
+
+@register.filter
+def in_unit_of(value: float | None, field: str) -> str:
+    for suffix, (_name, show) in _UNITS.items():
+        if field.endswith(suffix):
+            return show(value)
+    return formats.short_number(value)
+
+
+@register.filter
+def format_of(field: str) -> str:
+    return next((name for suffix, (name, _show) in _UNITS.items() if field.endswith(suffix)), "short")
+
+
+@register.filter
+def words(field: str) -> str:
+    """A field's name for people: without its unit, which stands by the value."""
+    name = field
+    for suffix in ("_hertz", "_celsius", "_watts", "_ratio", "_bytes", "_total", "_joules", "_per_second"):
+        name = name.removesuffix(suffix)
+    text = name.replace("_", " ")
+    for word, written in (
+        ("gpu", "GPU"),
+        ("sm", "SM"),
+        ("ecc", "ECC"),
+        ("sbe", "single-bit"),
+        ("dbe", "double-bit"),
+        ("pcie", "PCIe"),
+        ("nvlink", "NVLink"),
+        ("dram", "DRAM"),
+        ("xid", "XID"),
+        ("tx", "sent"),
+        ("rx", "received"),
+    ):
+        text = " ".join(written if part == word else part for part in text.split(" "))
+    return text[:1].upper() + text[1:]
+
+
+@register.simple_tag
+def keyed(keys: dict[str, str], name: str) -> str:
+    return keys[name]

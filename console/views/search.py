@@ -30,7 +30,7 @@ def search_page(request: HttpRequest, access: Access) -> HttpResponse:
 def search_suggest(request: HttpRequest, access: Access) -> JsonResponse:
     kinds = [kind for kind in request.GET.getlist("kind") if kind in KINDS] or list(KINDS)
     hits = suggest(access, request.GET.get("q", ""), kinds=kinds, limit=SUGGESTIONS)
-    return JsonResponse({"results": [{"kind": hit.kind, "label": hit.label, "hint": hit.hint, "url": hit.url} for hit in hits]})
+    return JsonResponse({"results": [{"kind": hit.kind, "key": hit.key, "label": hit.label, "hint": hit.hint, "url": hit.url} for hit in hits]})
 
 
 urlpatterns = [

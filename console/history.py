@@ -1,0 +1,108 @@
+"""The history of one object: every version that the database triggers kept, as changes with before and after, and the acts in the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import ForeignKey, Model
+from django.utils.translation import gettext as _
+
+from console.models import User
+from fleet.models import AuditEntry
+
+LIMIT = 50
+_WORDS = {"insert": "added", "update": "changed", "delete": "deleted"}
+
+
+@dataclass(frozen=True)
+class Change:
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One version of the row, or one act. `who` is "" when no person is known (telemetry, agents, the console itself)."""
+
+    at: datetime
+    who: str
+    what: str
+    reason: str = ""
+    changes: list[Change] = field(default_factory=list)
+
+
+def history_of(row: Model, *, kind: str = "", key: str = "", limit: int = LIMIT) -> list[HistoryEntry]:
+    """The newest `limit` entries of a tracked row, and of the audit when `kind` and `key` name the object. Newest first."""
+    events = list(row.events.select_related("pgh_context").order_by("-pgh_id")[: limit + 1])  # type: ignore[attr-defined]
+    names = _user_names(events)
+    fields = [column for column in row._meta.concrete_fields if any(column.name == known.name for known in events[0]._meta.concrete_fields)] if events else []
+    labels = _labels(fields, events)
+    entries = [
+        HistoryEntry(
+            at=event.pgh_created_at,
+            who=_who(event, names),
+            what=_WORDS.get(event.pgh_label, event.pgh_label),
+            reason=str((event.pgh_context.metadata if event.pgh_context else {}).get("reason", "")),
+            changes=_changes(fields, before, event, labels),
+        )
+        for event, before in zip(events[:limit], [*events[1:], None], strict=False)
+    ]
+    entries = [entry for entry in entries if entry.changes or entry.what != "changed"]
+    if kind:
+        acts = AuditEntry.objects.filter(kind=kind, object_key=key).order_by("-at")[:limit]
+        entries += [
+            HistoryEntry(
+                at=act.at,
+                who=act.actor,
+                what=act.action if act.outcome == "done" else f"{act.action} ({act.outcome})",
+                reason=act.reason,
+                changes=[Change(name, "", _text(value)) for name, value in sorted(act.detail.items()) if not isinstance(value, dict | list)],
+            )
+            for act in acts
+        ]
+        entries.sort(key=lambda entry: entry.at, reverse=True)
+    return entries[:limit]
+
+
+def _user_names(events: Iterable[Any]) -> dict[int, str]:
+    ids = {event.pgh_context.metadata.get("user") for event in events if event.pgh_context}
+    return dict(User.objects.filter(pk__in=[pk for pk in ids if isinstance(pk, int)]).values_list("pk", "username"))
+
+
+def _who(event: Any, names: dict[int, str]) -> str:
+    metadata = event.pgh_context.metadata if event.pgh_context else {}
+    return names.get(metadata.get("user"), "") or str(metadata.get("actor") or metadata.get("source") or "")
+
+
+def _labels(fields: Iterable[Any], events: list[Any]) -> dict[str, dict[Any, str]]:
+    """Words for the foreign keys that the events name, one query a key that changed."""
+    found = {}
+    for column in fields:
+        if isinstance(column, ForeignKey):
+            ids = {getattr(event, column.attname) for event in events} - {None}
+            if len(ids) > 1:
+                found[column.name] = {pk: str(other) for pk, other in column.related_model._default_manager.in_bulk(ids).items()}  # type: ignore[union-attr]
+    return found
+
+
+def _changes(fields: Iterable[Any], before: Any, after: Any, labels: dict[str, dict[Any, str]]) -> list[Change]:
+    if before is None or after.pgh_label != "update":
+        return []
+    changes = []
+    for column in fields:
+        old, new = getattr(before, column.attname, None), getattr(after, column.attname, None)
+        if old != new:
+            words = labels.get(column.name, {})
+            changes.append(Change(column.name, _text(words.get(old, old)), _text(words.get(new, new))))
+    return changes
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return _("none")
+    text = value.isoformat(timespec="seconds") if isinstance(value, datetime) else str(value)
+    return text if len(text) <= 120 else f"{text[:117]}…"

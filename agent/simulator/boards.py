@@ -67,11 +67,20 @@ def compute_slices(profile: str) -> int:
     return int(profile.partition("g")[0])
 
 
-def slice_memory_mib(board: Board, profile: str, size: int) -> int:
-    """Memory of an instance, as the driver prints it: 9984 MiB for a 1g.10gb of an H100, 40448 for a 3g.40gb."""
-    h100 = {1: 9984, 2: 20096, 4: 40448, 8: 81152}
-    return round(h100[size] * board.memory_mib / 81559 / 64) * 64 if board.memory_mib != 81559 else h100[size]
+def slice_memory_mib(board: Board, size: int) -> int:
+    """Memory of an instance of `size` positions, as the driver prints it: 9984 MiB for a 1g.10gb of an H100. Estimated where it is not published."""
+    published = _SLICE_MEMORY_MIB.get(board.sku, {})
+    return published.get(size) or round(board.memory_mib * size / _POSITIONS * 0.985 / 64) * 64
 
+
+_SLICE_MEMORY_MIB = {
+    "h100-sxm-80gb": {1: 9984, 2: 20096, 4: 40448, 8: 81152},
+    "h100-pcie-80gb": {1: 9984, 2: 20096, 4: 40448, 8: 81152},
+    "h100-nvl-94gb": {2: 22144, 4: 47488, 8: 95360},
+    "h200-141gb": {1: 16384, 2: 33280, 8: 143360},
+    "a100-40gb": {1: 4864, 2: 9856, 4: 19968, 8: 40192},
+    "a100-80gb": {1: 9856, 2: 19968, 4: 40192, 8: 80384},
+}
 
 _XID_TEXTS = {
     0: "No Error",

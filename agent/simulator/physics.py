@@ -125,7 +125,7 @@ class Physics:
         first = len(self.parts)
         for number, part in enumerate(gpu.mig or ()):
             size = boards.profile_size(board, part.profile, f"{path}.mig[{number}].profile")
-            memory = boards.slice_memory_mib(board, part.profile, size)
+            memory = boards.slice_memory_mib(board, size)
             self.parts.append(Part(row, part, memory, boards.compute_slices(part.profile) / boards.COMPUTE_SLICES))
         if not gpu.mig:
             self.parts.append(Part(row, None, board.memory_mib - board.reserved_mib, 1.0))

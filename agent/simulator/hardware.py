@@ -174,7 +174,7 @@ class Hardware:
     def _spread(self, event: Event) -> None:
         """Brings flags, vanished series and pages in line with the faults that are on."""
         physics, book = self.physics, self.book
-        for name, flags in (("thermal_throttle", physics.faults.overheating), ("power_spike", physics.faults.power_spike), ("gpu_lost", physics.faults.lost)):
+        for name, flags in (("thermal_throttle", physics.faults.overheating), ("power_spike", physics.faults.power_spike)):
             flags[:] = False
             flags[[physics.row_of_gpu[gpu] for gpu in book.hit_gpus(name)]] = True
         physics.faults.noisy[:] = False

@@ -95,7 +95,6 @@ class Faults:
 
     overheating: npt.NDArray[np.bool_]
     power_spike: npt.NDArray[np.bool_]
-    lost: npt.NDArray[np.bool_]
     noisy: npt.NDArray[np.bool_]
 
 
@@ -154,7 +153,7 @@ class Physics:
         self.throttling = np.zeros(gpu_count, dtype=bool)
         self.celsius, self.watts = np.zeros(gpu_count), np.zeros(gpu_count)
         self.energy_mj, self.nvlink = np.zeros(gpu_count), np.zeros(gpu_count)
-        flags = [np.zeros(count, dtype=bool) for count in (gpu_count, gpu_count, gpu_count, part_count)]
+        flags = [np.zeros(count, dtype=bool) for count in (gpu_count, gpu_count, part_count)]
         self.faults = Faults(*flags)
         self._start_counters()
 

@@ -27,5 +27,5 @@ def test_the_made_up_fleet_knows_only_catalogued_boards() -> None:
 
 @pytest.mark.parametrize(("key", "profile"), [("l40s-48gb", "1g.10gb"), ("h100-sxm-80gb", "9g.10gb"), ("h100-sxm-80gb", "1g")])
 def test_a_profile_that_a_board_has_not_is_refused(key: str, profile: str) -> None:
-    with pytest.raises(ConfigError, match="^here: "):
+    with pytest.raises(ConfigError, match=r"^here: "):
         profile_size(BOARDS[key], profile, "here")

@@ -1,0 +1,22 @@
+"""What workers of the fleet do: each task translates and makes one call."""
+
+from celery import shared_task
+from django.utils import timezone
+
+from fleet import jobs, pull
+from fleet.job_kinds import runner_of
+
+
+@shared_task(name=jobs.TASK_NAME)
+def run_job(job_id: str) -> None:
+    jobs.run(job_id, runner_of, timezone.now())
+
+
+@shared_task(name="fleet.recover_jobs")
+def recover_jobs() -> None:
+    jobs.recover_jobs(timezone.now())
+
+
+@shared_task(name="fleet.pull_telemetry", ignore_result=True)
+def pull_telemetry() -> None:
+    pull.pull(now=timezone.now())

@@ -211,7 +211,7 @@ class HealthStore:
             self._failed("health_write_failed", error, now)
             return []
         except DatabaseError as error:
-            self._failed("health_write_refused", error, now)
+            log.error("health_write_refused", error=str(error), pending=self.pending)
             try:
                 self._write_singly(pending)
             except (OperationalError, InterfaceError) as away:

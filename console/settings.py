@@ -138,6 +138,9 @@ PROMETHEUS_URL = env_str("MASTHEAD_PROMETHEUS_URL", "http://127.0.0.1:9090")
 PROMETHEUS_TIMEOUT_SECONDS = env_int("MASTHEAD_PROMETHEUS_TIMEOUT_SECONDS", 10, minimum=1)
 # MASTHEAD_PULL: pull last values by query instead of, or beside, remote_write.
 PULL = env_bool("MASTHEAD_PULL", False)
+# MASTHEAD_TELEMETRY_URL and MASTHEAD_PULL_TOKEN: the telemetry process that pulled samples go to, and the token of the sender they come as.
+TELEMETRY_URL = env_str("MASTHEAD_TELEMETRY_URL", "http://127.0.0.1:8002").rstrip("/")
+PULL_TOKEN = env_secret("MASTHEAD_PULL_TOKEN")
 # MASTHEAD_REPLICA_LABELS: labels that differ only between the Prometheus replicas of a pair.
 REPLICA_LABELS = env_list("MASTHEAD_REPLICA_LABELS", "replica,prometheus_replica,__replica__")
 # MASTHEAD_SCRAPE_INTERVAL_SECONDS: the interval of the fleet's exporters; ages are judged by it (stale after 2, unknown after 3).
@@ -246,6 +249,8 @@ CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE = {
     "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},
 }
+if PULL:
+    CELERY_BEAT_SCHEDULE["pull-telemetry"] = {"task": "fleet.pull_telemetry", "schedule": SCRAPE_INTERVAL_SECONDS, "options": {"expires": SCRAPE_INTERVAL_SECONDS}}
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"

@@ -202,6 +202,11 @@ class PrometheusSource:
         both = Answer(values.series, values.warnings + times.warnings, values.infos, values.refused_values)
         return without_replicas(with_sample_times(values, times), settings.REPLICA_LABELS), both
 
+    def metric_names(self, at: datetime) -> tuple[str, ...]:
+        """Names of all metrics that have a sample around `at`. :raises SourceFault:"""
+        answer = self.query('group by (__name__) ({__name__!=""})', at)
+        return tuple(sorted(one.labels["__name__"] for one in answer.series if "__name__" in one.labels))
+
     def _read(self, response: requests.Response, *_: Any, **__: Any) -> None:
         """The client library keeps only the result list; warnings and error types are read here, before it looks."""
         try:

@@ -10,10 +10,10 @@ import numpy as np
 
 from fleet.ingest import Ingest
 from fleet.live_state import LiveState
+from fleet.prompb import write_request
 from fleet.resolver import SenderScope
 from fleet.service_state import ServiceState
 from fleet.telemetry import GPU_FIELD_INDEX, SLICE_FIELD_INDEX, Sample
-from tests.fleet.prompb import write_request
 
 CASES = Path(__file__).resolve().parent.parent / "cases"
 FIXTURES = CASES.parent / "fixtures"

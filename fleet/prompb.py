@@ -1,4 +1,4 @@
-"""Prometheus' remote_write messages for a protobuf library, to compare the hand-written decoder with and to make bodies for tests."""
+"""Prometheus' remote_write messages through the protobuf library: bodies that the pull and the tests send, and the oracle of the hand-written decoder."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

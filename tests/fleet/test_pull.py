@@ -1,0 +1,129 @@
+"""The pull: real Prometheus in, remote_write out, each sample with its own time; what was incomplete is said."""
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import cramjam
+import pytest
+from pytest_django.fixtures import Settings
+
+from fleet import pull
+from fleet.models import DataQuality
+from fleet.prometheus import FaultKind, PrometheusSource, SourceFault
+from fleet.prompb import WriteRequest
+from fleet.senders import create_sender
+from script.servers import Prometheus, find_binary, free_port
+from tests.builders import make_region
+
+END = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+T = END.timestamp()
+
+
+def _series() -> str:
+    lines: list[str] = []
+    for name, labels, value, age in (
+        ("DCGM_FI_DEV_POWER_USAGE", 'UUID="GPU-1",site="S-1",replica="a"', 300, 12),
+        ("DCGM_FI_DEV_POWER_USAGE", 'UUID="GPU-1",site="S-1",replica="b"', 301, 2),
+        ("DCGM_FI_DEV_POWER_USAGE", 'UUID="GPU-2",site="S-1",replica="a"', 410, 200),
+        ("DCGM_FI_DEV_GPU_UTIL", 'UUID="GPU-1",site="S-1"', 55, 12),
+        ("DCGM_FI_DEV_GPU_TEMP", 'UUID="GPU-1",site="S-1"', "NaN", 12),
+        ("some_other_metric", 'site="S-1"', 1, 5),
+    ):
+        lines += [f"# TYPE {name} gauge"] if not any(name in line for line in lines) else []
+        lines.append(f"{name}{{{labels}}} {value} {T - age}")
+    return "\n".join([*lines, "# EOF", ""])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusSource]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "series.txt").write_text(_series())
+    (folder / "prometheus.yml").write_text("global: {}\n")
+    command = [find_binary("promtool", "prometheus"), "tsdb", "create-blocks-from", "openmetrics", str(folder / "series.txt"), str(folder / "server" / "data")]
+    subprocess.run(command, check=True, capture_output=True)
+    server = Prometheus(folder / "server", folder / "prometheus.yml", retention="10y")
+    server.start()
+    with PrometheusSource(server.url) as connected:
+        yield connected
+    server.stop()
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[str, list[tuple[str, bytes]], list[int]]]:
+    """A receiver that keeps (token, body) and answers with the first of its statuses, the last one for ever."""
+    taken: list[tuple[str, bytes]] = []
+    statuses = [204]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            taken.append((self.headers["Authorization"], body))
+            self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", taken, statuses
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_last_samples_with_their_own_times_and_pairs_once(source: PrometheusSource) -> None:
+    series, report = pull.read_last_samples(source, at=END, window_seconds=60, replica_labels=["replica"])
+    found = {(one.labels["__name__"], one.labels["UUID"]): one.points for one in series}
+    assert found == {
+        ("DCGM_FI_DEV_POWER_USAGE", "GPU-1"): ((T - 2, 301.0),),
+        ("DCGM_FI_DEV_GPU_UTIL", "GPU-1"): ((T - 12, 55.0),),
+    }  # GPU-2's sample is 200 s old: absent, not fresh; NaN is no value
+    assert report.complete
+    assert report.refused_values == 1
+
+
+def test_a_source_that_is_away_is_said(db: None) -> None:
+    with PrometheusSource(f"http://127.0.0.1:{free_port()}") as away, pytest.raises(SourceFault):
+        pull.read_last_samples(away, at=END, window_seconds=60, replica_labels=[])
+
+
+@pytest.mark.django_db
+def test_a_whole_cycle(source: PrometheusSource, door: tuple[str, list[tuple[str, bytes]], list[int]], settings: Settings) -> None:
+    url, taken, _ = door
+    sender, token = create_sender(name="pull", regions=[make_region()])
+    settings.PROMETHEUS_URL, settings.TELEMETRY_URL, settings.PULL_TOKEN, settings.REPLICA_LABELS = source.url, url, token, ["replica"]
+    report = pull.pull(now=END)
+    assert (report.series, report.complete) == (2, True)
+    authorization, body = taken[0]
+    assert authorization == f"Bearer {token}"
+    request = WriteRequest.FromString(bytes(cramjam.snappy.decompress_raw(body)))
+    sent = {({label.name: label.value for label in one.labels}["__name__"], one.samples[0].value, one.samples[0].timestamp) for one in request.timeseries}
+    assert sent == {("DCGM_FI_DEV_POWER_USAGE", 301.0, round((T - 2) * 1000)), ("DCGM_FI_DEV_GPU_UTIL", 55.0, round((T - 12) * 1000))}
+    assert not DataQuality.objects.exists()
+    settings.PROMETHEUS_URL = f"http://127.0.0.1:{free_port()}"
+    assert not pull.pull(now=END).complete
+    assert not pull.pull(now=END).complete
+    row = DataQuality.objects.get()
+    assert (row.sender, row.reason, row.count) == (sender, "incomplete_pull", 2)
+    assert "cannot be reached" in row.example
+
+
+@pytest.mark.parametrize(("status", "kind"), [(503, FaultKind.RETRY), (401, FaultKind.BAD_QUERY)])
+def test_what_the_door_refuses(source: PrometheusSource, door: tuple[str, list[tuple[str, bytes]], list[int]], status: int, kind: FaultKind) -> None:
+    url, _, statuses = door
+    statuses[:] = [status]
+    series, _ = pull.read_last_samples(source, at=END, window_seconds=60, replica_labels=["replica"])
+    with pytest.raises(SourceFault) as caught:
+        pull.hand_over(series, url=url, token="t", timeout_seconds=5)
+    assert caught.value.kind is kind
+
+
+def test_without_a_token_it_says_what_to_set(settings: Settings) -> None:
+    settings.PULL_TOKEN = ""
+    with pytest.raises(pull.PullNotConfigured, match="MASTHEAD_PULL_TOKEN"):
+        pull.pull(now=END)

@@ -42,6 +42,7 @@ from fleet.gateway_store import Contact, DatabaseAway, Known
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
+DATABASE_THREADS = 4
 FLUSH_SECONDS = 1.0
 CHECK_SECONDS = 2.0
 POLL_SECONDS = 15.0
@@ -63,7 +64,7 @@ class Hub:
         self.sessions: dict[int, Session] = {}
         self.database_away = False
         self._redis_url = redis_url
-        self._database = ThreadPoolExecutor(max_workers=4, thread_name_prefix="database")
+        self._database = ThreadPoolExecutor(max_workers=DATABASE_THREADS, thread_name_prefix="database")
         self._asking: list[tuple[bytes, asyncio.Future[Known | None]]] = []
         self._asked = asyncio.Event()
         self._contacts: dict[int, Contact] = {}
@@ -97,6 +98,7 @@ class Hub:
         self._gone.update(self.sessions)
         with contextlib.suppress(DatabaseAway):
             await self._flush()
+        await gateway_store.close_connections(self._database, threads=DATABASE_THREADS)
         self._database.shutdown(wait=True)
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:

@@ -193,7 +193,7 @@ class Session:
             self.known_version = max(self.known_version, min(message.version, self.sent_version))
             self._hub.acknowledged(self, message)
         elif isinstance(message, Fetch):
-            self.known_version, self.sent_version = min(self.known_version, message.have_version), 0
+            self.known_version, self.sent_version = message.have_version, 0
             self._hub.offer([self.node_id], answer=True)
         else:
             raise Closed(CloseCode.BAD_MESSAGE, "This socket is authenticated already.", "type")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -42,6 +46,11 @@ _NODE = """
     FROM unnest(%(node_id)s::bigint[], %(agent_version)s::text[], %(boot_id)s::text[]) AS seen (node_id, agent_version, boot_id)
     WHERE node.id = seen.node_id AND (node.agent_version, node.boot_id) IS DISTINCT FROM (seen.agent_version, coalesce(seen.boot_id, node.boot_id))
 """
+_REPORT = """
+    INSERT INTO fleet_agentconnection AS held (node_id, gateway, connected, refusal, report, reported_at)
+    VALUES (%(node_id)s, '', false, '', jsonb_build_object(%(kind)s::text, %(report)s::jsonb), %(now)s)
+    ON CONFLICT (node_id) DO UPDATE SET report = held.report || excluded.report, reported_at = excluded.reported_at
+"""
 
 
 class DatabaseAway(Exception):
@@ -56,6 +65,18 @@ def in_database(work: Callable[[], T]) -> T:
     except (OperationalError, InterfaceError) as error:
         connection.close()
         raise DatabaseAway(str(error)) from error
+
+
+async def close_connections(pool: ThreadPoolExecutor, *, threads: int) -> None:
+    """Close the connection that each of the pool's threads holds: the threads meet, so that none does it twice."""
+    meeting = threading.Barrier(threads)
+
+    def close() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(5)
+        connection.close()
+
+    await asyncio.gather(*(asyncio.get_running_loop().run_in_executor(pool, close) for _ in range(threads)))
 
 
 @dataclass
@@ -164,17 +185,10 @@ def take_report(node_id: int, report: InventoryReport | HealthReport, *, now: da
         else:
             health_reports.apply(node_id, report, now)
         with connection.cursor() as cursor:
-            cursor.execute(
-                "UPDATE fleet_agentconnection SET report = report || jsonb_build_object(%s::text, %s::jsonb), reported_at = %s WHERE node_id = %s",
-                [report.type, _json(report), now, node_id],
-            )
+            cursor.execute(_REPORT, {"node_id": node_id, "kind": report.type, "report": json.dumps(report.to_json(), allow_nan=False), "now": now})
     except (DataError, IntegrityError, Node.DoesNotExist) as error:
         log.warning("agent_report_refused", node_id=node_id, report=report.type, error=str(error))
     except (OperationalError, InterfaceError):
         raise
     except Error:
         log.exception("agent_report_failed", node_id=node_id, report=report.type)
-
-
-def _json(report: InventoryReport | HealthReport) -> str:
-    return json.dumps(report.to_json(), allow_nan=False)

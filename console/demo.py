@@ -1,20 +1,20 @@
 """The demo's people, tenants, inventory and tokens. Everything is found again: running it twice changes nothing."""
 
-import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
 
 from console.models import RoleGrant, User
-from fleet import signing
+from fleet import jobs, signing
 from fleet.enrolment import issue_bundles
-from fleet.models import AgentIdentity, Area, Gpu, MigSlice, Node, ProtectedPlacement, Region, Sender, Site
+from fleet.inventory_import import pipeline
+from fleet.job_kinds import runner_of
+from fleet.models import AgentIdentity, Area, InventoryImport, Node, Region, Sender
+from fleet.senders import create_sender, rotate_token, verify_token
 from tenants.models import Membership, NamespaceMapping, Tenant
 
 ROLES = {
@@ -26,6 +26,10 @@ ROLES = {
 TENANTS = {"acme": ("Acme Vision", "tenant-acme"), "globex": ("Globex Language", "tenant-globex")}
 SENDER = "demo-prometheus"
 BUNDLES_VALID_FOR = timedelta(days=30)
+
+
+class DemoError(Exception):
+    """The demo's own inventory was refused."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,15 @@ def seed_people(passwords: Mapping[str, str]) -> None:
             NamespaceMapping.objects.get_or_create(namespace=namespace, site=None, defaults={"tenant": tenant})
 
 
-def seed_sender(token: str) -> None:
-    """The one Prometheus of the demo: it sends for, and discovers, every region."""
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    sender, _ = Sender.objects.update_or_create(name=SENDER, defaults={"token_hash": digest})
+def sender_token(known: str, *, now: datetime) -> str:
+    """The token of the demo's one Prometheus, which sends for and discovers every region: `known` while it is valid, else a new one."""
+    sender = verify_token(known, now=now) if known else None
+    if sender is None:
+        sender = Sender.objects.filter(name=SENDER).first()
+        known = rotate_token(sender, now=now) if sender else create_sender(name=SENDER, regions=[], honor_labels=True)[1]
+        sender = Sender.objects.get(name=SENDER)
     sender.regions.set(Region.objects.all())
+    return known
 
 
 def bundles_for(known: str, *, now: datetime) -> str:
@@ -76,32 +84,28 @@ def bundles_for(known: str, *, now: datetime) -> str:
     return json.dumps(asdict(Bundles(settings.GATEWAY_URL, key, (now + BUNDLES_VALID_FOR).timestamp(), texts)))
 
 
-def new_token() -> str:
-    return secrets.token_urlsafe(32)
+def seed_inventory(rows: Mapping[str, list[dict[str, Any]]], names: Mapping[str, Mapping[str, str]], *, now: datetime) -> None:
+    """Import what was not imported before, the way a person would: file, check, apply. `DemoError` with the first errors when rows are refused."""
+    owner = User.objects.get(username="administrator")
+    for kind in ("sites", "nodes", "gpus"):
+        content = json.dumps(rows[kind]).encode()
+        if not InventoryImport.objects.filter(kind=kind, content=content, applied_at__isnull=False).exists():
+            _import(owner, kind, content, now)
+    for model, known in ((Area, names["areas"]), (Region, names["regions"])):
+        for slug, name in known.items():
+            model.objects.filter(slug=slug).exclude(name=name).update(name=name)
 
 
-@transaction.atomic
-def seed_inventory(rows: Mapping[str, list[dict[str, Any]]], *, now: datetime) -> None:
-    for row in rows["sites"]:
-        area, _ = Area.objects.get_or_create(slug=row["area"], defaults={"name": row["area_name"]})
-        region, _ = Region.objects.get_or_create(slug=row["region"], defaults={"name": row["region_name"], "kind": row["region_kind"], "area": area})
-        fields = ("name", "kind", "latitude", "longitude", "time_zone", "power_feed", "power_feed_watts", "expected_nodes")
-        Site.objects.get_or_create(code=row["code"], defaults={"region": region, **{name: row[name] for name in fields}})
-    sites = dict(Site.objects.values_list("code", "pk"))
-    for row in rows["nodes"]:
-        fields = ("role", "expected_gpus", "exporter_address", "triton_address", "vllm_address", "node_exporter_address")
-        Node.objects.update_or_create(site_id=sites[row["site"]], host_name=row["host_name"], defaults={name: row[name] for name in fields})
-    nodes = dict(Node.objects.values_list("host_name", "pk"))
-    for row in rows["gpus"]:
-        gpu, new = Gpu.objects.get_or_create(
-            uuid=row["uuid"],
-            defaults={
-                "node_id": nodes[row["host_name"]],
-                "mig_enabled": bool(row["mig"]),
-                **{name: row[name] for name in ("sku", "index", "pci_bus_id", "serial")},
-            },
-        )
-        if new and "phy" in row["mig"]:
-            for start in range(3):
-                MigSlice.objects.create(gpu=gpu, gpu_instance_id=7 + start, profile="1g.10gb", start=start, size=1, purpose="phy", created_at=now)
-                ProtectedPlacement.objects.create(gpu=gpu, start=start, size=1)
+def _import(owner: User, kind: str, content: bytes, now: datetime) -> None:
+    found = pipeline.start_import(owner=owner, kind=kind, file_name=f"demo-{kind}.json", content=content, on_duplicate="update", region_ids=None)
+    jobs.run(found.pk, runner_of, now)
+    found.refresh_from_db()
+    if found.counts.get("error"):
+        errors = [error for row in found.rows.filter(outcome="error")[:3] for error in row.errors]
+        raise DemoError(f"{kind}: {found.counts['error']} rows are refused, first {errors}")
+    if found.counts.get("new") or found.counts.get("changed"):
+        pipeline.queue_apply(found, user=owner, reason="Inventory of the demo", region_ids=None, now=now)
+        jobs.run(found.pk, runner_of, now)
+        found.refresh_from_db()
+        if found.applied_at is None:
+            raise DemoError(f"{kind}: the import was not applied: {found.job.error}")

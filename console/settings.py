@@ -248,6 +248,7 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE = {
     "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},
+    "refresh desired state": {"task": "fleet.refresh_desired_state", "schedule": 10.0, "options": {"expires": 10}},
 }
 if PULL:
     CELERY_BEAT_SCHEDULE["pull-telemetry"] = {"task": "fleet.pull_telemetry", "schedule": SCRAPE_INTERVAL_SECONDS, "options": {"expires": SCRAPE_INTERVAL_SECONDS}}

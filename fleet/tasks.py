@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from fleet import jobs, pull
+from fleet import desired_state, jobs, pull
 from fleet.job_kinds import runner_of
 
 
@@ -20,3 +20,8 @@ def recover_jobs() -> None:
 @shared_task(name="fleet.pull_telemetry", ignore_result=True)
 def pull_telemetry() -> None:
     pull.pull(now=timezone.now())
+
+
+@shared_task(name="fleet.refresh_desired_state", ignore_result=True)
+def refresh_desired_state() -> None:
+    desired_state.refresh_documents(now=timezone.now())

@@ -86,7 +86,7 @@ def _values(kind: str, rows: QuerySet[Any]) -> Iterator[tuple[Any, ...]]:
     """Values in the order of the kind's columns, one query, read through a cursor."""
     if kind == "gpus":
         span = Concat(Cast("protected_placements__start", CharField()), Value(":"), Cast("protected_placements__size", CharField()))
-        rows = rows.annotate(spans=StringAgg(span, delimiter=" ", ordering="protected_placements__start"))
+        rows = rows.annotate(spans=StringAgg(span, delimiter=" ", order_by="protected_placements__start"))
     paths = {
         "sites": {"region": "region__slug", "area": "region__area__slug"},
         "nodes": {"site": "site__code"},

@@ -242,36 +242,48 @@ def write_node_contact(live: LiveState, rows: Sequence[int]) -> None:
     )
 
 
+_GONE = (
+    # kind, health table, its key, parent table, object key, is gone, why
+    (
+        "gpu",
+        "fleet_gpuhealth",
+        "gpu_id",
+        "fleet_gpu",
+        "p.uuid",
+        "p.presence = 'retired'",
+        "CASE WHEN p.replaced_by_id IS NULL THEN 'GPU retired' ELSE 'GPU replaced' END",
+    ),
+    ("node", "fleet_nodehealth", "node_id", "fleet_node", "p.id::text", "p.retired_at IS NOT NULL", "'Node retired'"),
+)
+
+
 def retire_gone(now: datetime) -> int:
-    """Health rows and open findings of GPUs and nodes that were retired: unknown, and over. Returns how many objects."""
-    retired = 0
+    """GPUs and nodes that were retired become unknown, and what was open about them ends. Returns how many changed their state."""
+    changed = 0
     with connection.cursor() as cursor:
-        for kind, table, pk, parent, key, gone, because in (
-            ("gpu", "fleet_gpuhealth", "gpu_id", "fleet_gpu", "p.uuid", "p.presence = 'retired'", "GPU retired"),
-            ("node", "fleet_nodehealth", "node_id", "fleet_node", "p.id::text", "p.retired_at IS NOT NULL", "Node retired"),
-        ):
+        for kind, table, pk, parent, key, gone, because in _GONE:
             cursor.execute(
                 f"""
                 WITH left_now AS (
-                    UPDATE {table} h SET state = 'unknown', cause = 'retired', why = %s, since = greatest(old.since, coalesce(p.retired_at, %s))
+                    UPDATE {table} h SET state = 'unknown', cause = 'retired', why = {because}, since = greatest(old.since, coalesce(p.retired_at, %s))
                     FROM {parent} p JOIN {table} old ON old.{pk} = p.id
                     WHERE h.{pk} = p.id AND {gone} AND old.cause <> 'retired'
-                    RETURNING {key} AS object_key, old.state AS from_state, h.since
+                    RETURNING {key} AS object_key, old.state AS from_state, h.since, h.why
                 )
                 INSERT INTO fleet_healthtransition (kind, object_key, site_id, from_state, to_state, cause, why, at)
-                SELECT %s, object_key, NULL, from_state, 'unknown', 'retired', %s, since FROM left_now WHERE from_state <> 'unknown'
-                """,  # noqa: S608
-                [f"{because}.", now, kind, f"{because}."],
+                SELECT %s, object_key, NULL, from_state, 'unknown', 'retired', why, since FROM left_now WHERE from_state <> 'unknown'
+                """,  # noqa: S608 - names are ours
+                [now, kind],
             )
-            retired += cursor.rowcount
+            changed += cursor.rowcount
             cursor.execute(
                 f"""
-                UPDATE fleet_finding f SET until = greatest(f.since, %s), ended_because = %s
+                UPDATE fleet_finding f SET until = greatest(f.since, %s), ended_because = {because}
                 FROM {parent} p WHERE f.kind = %s AND f.until IS NULL AND f.object_key = {key} AND {gone}
                 """,  # noqa: S608
-                [now, because, kind],
+                [now, kind],
             )
-    return retired
+    return changed
 
 
 def as_datetime(at: float) -> datetime:

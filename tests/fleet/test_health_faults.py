@@ -296,7 +296,7 @@ def test_a_replaced_gpu_takes_its_faults_with_it(gpu: Gpu):
     assert state_of(gpu) == ("unknown", "retired")
     assert state_of(new) == state_of(gpu.node) == ("ok", "ok")
     assert not Finding.objects.open().exists()
-    assert Finding.objects.get().ended_because == "GPU retired"
+    assert Finding.objects.get().ended_because == "GPU replaced"
 
 
 def test_a_state_that_changes_too_often_is_found(gpu: Gpu):

@@ -16,30 +16,12 @@ from console import people
 from console.access import Right
 from console.api.base import ApiViewSet
 from console.api.problems import Conflict
+from console.api.scopes import SCOPE_AREAS, SCOPES
 from console.api.strict import ReadOnlySerializer, StrictSerializer
 from console.models import ApiToken, RoleGrant, User
 from console.tokens import issue_token
 from fleet.models import Region, Site
 from tenants.models import Membership, NamespaceMapping, Tenant
-
-SCOPE_AREAS = (
-    "about",
-    "sites",
-    "nodes",
-    "gpus",
-    "workloads",
-    "health",
-    "controls",
-    "agents",
-    "maintenance",
-    "people",
-    "senders",
-    "jobs",
-    "metrics",
-    "wall",
-    "live",
-    "*",
-)
 
 
 def refused(act: Any) -> Any:
@@ -258,8 +240,7 @@ class NewTokenSerializer(StrictSerializer):
     user = serializers.CharField(max_length=150, required=False)
 
     def validate_scopes(self, value: list[str]) -> list[str]:
-        known = {f"{verb}:{area}" for verb in ("read", "write") for area in SCOPE_AREAS}
-        unknown = sorted(set(value) - known)
+        unknown = sorted(set(value) - set(SCOPES))
         if unknown:
             raise ValidationError(f"Unknown: {', '.join(unknown)}. A scope is read: or write: and one of {', '.join(SCOPE_AREAS)}.")
         return value

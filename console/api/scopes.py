@@ -8,6 +8,31 @@ from rest_framework.request import Request
 
 from console.models import ApiToken
 
+SCOPE_AREAS = (
+    "about",
+    "agents",
+    "audit",
+    "controls",
+    "gpus",
+    "health",
+    "imports",
+    "jobs",
+    "live",
+    "maintenance",
+    "metrics",
+    "nodes",
+    "people",
+    "profile",
+    "senders",
+    "sites",
+    "views",
+    "wall",
+    "workloads",
+    "*",
+)
+# Every scope that a token may have.
+SCOPES = tuple(f"{verb}:{area}" for verb in ("read", "write") for area in SCOPE_AREAS)
+
 
 class TokenScope(BasePermission):
     """A token does only what its scopes name: `read:<area>` and `write:<area>`, or `read:*`, `write:*`. Sessions have no scopes."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from fleet.remote_write import Receiver
+from fleet.series_ages import sample_ages
 from fleet.telemetry_process import TelemetryProcess
 
 
@@ -47,6 +49,12 @@ class TelemetryCollector(Collector):
         for what, total in sorted(figures.failures.items()):
             failures.add_metric([what], total)
         yield failures
+        ages = GaugeMetricFamily("masthead_telemetry_sample_age_seconds", "Age of the values held, over series.", labels=["quantile"])
+        with process.lock:
+            held = sample_ages(process.ingest, now=process.now())
+        for share in (0.5, 0.95, 0.99) if len(held) else ():
+            ages.add_metric([str(share)], float(np.quantile(held, share)))
+        yield ages
         if self.receiver is not None:
             yield GaugeMetricFamily("masthead_remote_write_waiting_bytes", "Bytes of bodies that are being taken.", value=float(self.receiver.waiting_bytes))
             answers = CounterMetricFamily("masthead_remote_write_requests", "Answers, by status.", labels=["status"])

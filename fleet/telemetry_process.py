@@ -21,9 +21,9 @@ from fleet.ingest import Ingest
 from fleet.live_detail import DetailWatch
 from fleet.live_inventory import Version, apply_heartbeats, apply_inventory, find_areas, read_heartbeats, read_inventory, read_version
 from fleet.live_state import LiveState
-from fleet.missing_series import count_missing
 from fleet.reading_store import Flushed, ReadingStore
 from fleet.senders import SenderDirectory
+from fleet.series_ages import count_missing
 from fleet.service_state import ServiceState
 from fleet.telemetry import SeriesSeen
 from fleet.telemetry_store import add_quality, keep_last_known, last_known_of, set_missing, store_services
@@ -84,6 +84,9 @@ class TelemetryProcess:
         self._heartbeats_since = 0.0
         self._silent_kept: set[int] = set()
         self._missing_told: set[tuple[int, int | None]] = set()
+
+    def now(self) -> float:
+        return self._clock()
 
     # Start
 

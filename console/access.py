@@ -64,6 +64,11 @@ class Access:
     def may_anywhere(self, right: Right) -> bool:
         return max([self.fleet_rank, *self.region_ranks.values()]) >= _NEEDS[right]
 
+    @property
+    def is_administrator(self) -> bool:
+        """Administers the whole fleet: users, tenants, senders."""
+        return self.may(Right.ADMINISTER)
+
     def regions(self) -> QuerySet[Region]:
         return Region.objects.all() if self.fleet_rank else Region.objects.filter(pk__in=self.region_ranks)
 

@@ -15,7 +15,7 @@ _RANKS = {Finding.Severity.CRITICAL: 0, Finding.Severity.MAJOR: 1, Finding.Sever
 def open_findings(*, limit: int = SHOWN, **about: Any) -> list[Finding]:
     """Those that match the given fields of `Finding`. Two statements."""
     rank = Case(*[When(severity=severity, then=Value(number)) for severity, number in _RANKS.items()], default=Value(9), output_field=IntegerField())
-    rows = list(Finding.objects.open().filter(**about).select_related("site").annotate(rank=rank).order_by("rank", "-since", "pk")[:limit])
+    rows: list[Finding] = list(Finding.objects.open().filter(**about).select_related("site").annotate(rank=rank).order_by("rank", "-since", "pk")[:limit])
     ids = {int(row.object_key) for row in rows if row.kind == ObjectKind.NODE and row.object_key.isdecimal()}
     names = dict(Node.objects.filter(pk__in=ids).values_list("pk", "host_name")) if rows else {}
     for row in rows:

@@ -75,7 +75,7 @@ def _user_names(events: Iterable[Any]) -> dict[int, str]:
 
 def _who(event: Any, names: dict[int, str]) -> str:
     metadata = event.pgh_context.metadata if event.pgh_context else {}
-    return names.get(metadata.get("user"), "") or str(metadata.get("actor") or metadata.get("source") or "")
+    return names.get(metadata.get("user") or 0, "") or str(metadata.get("actor") or metadata.get("source") or "")
 
 
 def _labels(fields: Iterable[Any], events: list[Any]) -> dict[str, dict[Any, str]]:
@@ -85,7 +85,7 @@ def _labels(fields: Iterable[Any], events: list[Any]) -> dict[str, dict[Any, str
         if isinstance(column, ForeignKey):
             ids = {getattr(event, column.attname) for event in events} - {None}
             if len(ids) > 1:
-                found[column.name] = {pk: str(other) for pk, other in column.related_model._default_manager.in_bulk(ids).items()}  # type: ignore[union-attr]
+                found[column.name] = {pk: str(other) for pk, other in column.related_model._default_manager.in_bulk(ids).items()}
     return found
 
 

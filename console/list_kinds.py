@@ -54,7 +54,7 @@ def region_rows(access: Access) -> QuerySet[Region]:
         f"sites_{value}": Coalesce(Subquery(by_region.annotate(n=Count("pk", filter=Q(state=value))).values("n")), 0)
         for value in (HealthState.OK, HealthState.DEGRADED, HealthState.DOWN, HealthState.MAINTENANCE)
     }
-    sums = {name: Subquery(by_region.annotate(n=Sum(name)).values("n")) for name in ("gpus_reporting", "gpus_expected", "power_watts")}
+    sums: dict[str, Any] = {name: Subquery(by_region.annotate(n=Sum(name)).values("n")) for name in ("gpus_reporting", "gpus_expected", "power_watts")}
     sums["power_sites"] = Coalesce(Subquery(by_region.annotate(n=Count("power_watts")).values("n")), 0)
     return access.regions().select_related("area").annotate(site_count=Coalesce(Subquery(sites), 0), **counted, **sums)
 

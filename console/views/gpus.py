@@ -58,6 +58,7 @@ class ClockRangeForm(forms.Form):
         }
         for name in ("min_mhz", "max_mhz"):
             self.fields[name].widget.attrs.update({"min": limits.min_mhz, "max": limits.max_mhz, "inputmode": "numeric"})
+            self.fields[name].widget.attrs["autofocus"] = name == "min_mhz"
             self.fields[name].help_text = _("This model: %(min)d to %(max)d.") % {"min": limits.min_mhz, "max": limits.max_mhz}
 
 

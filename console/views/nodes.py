@@ -39,7 +39,7 @@ def node_page(request: HttpRequest, access: Access, pk: int) -> HttpResponse:
         "site": site,
         "health": getattr(node, "health", None),
         "gpus": facts,
-        "gpus_expected": max(node.expected_gpus or 0, node.gpus_known),
+        "gpus_expected": max(node.expected_gpus or 0, len(facts)),
         "workloads": [(each, workload) for each in facts for workload in each.workloads],
         "findings": open_findings(kind=ObjectKind.NODE, object_key=key),
         "gpu_findings": open_findings(kind=ObjectKind.GPU, object_key__in=[each.gpu.uuid for each in facts]) if facts else [],
@@ -57,7 +57,6 @@ def node_page(request: HttpRequest, access: Access, pk: int) -> HttpResponse:
         "scope_key": key,
         "history": history_of(node, kind=ObjectKind.NODE, key=key),
         "may_operate": access.may(Right.OPERATE, site.region_id),
-        "may_administer": access.may(Right.ADMINISTER),
         "now": now,
     }
     return render(request, "nodes/page.html", context)

@@ -37,4 +37,4 @@ document.body.addEventListener("htmx:afterSettle", (event) => {
   const spoken = event.target.closest?.("[data-say]") ?? event.target.querySelector?.("[data-say]");
   if (spoken) say(spoken.dataset.say);
 });
-for (const field of document.querySelectorAll("[autofocus]")) field.focus({ preventScroll: true });
+for (const field of document.querySelectorAll("[autofocus]")) if (!field.closest("dialog")) field.focus({ preventScroll: true });

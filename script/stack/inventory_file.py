@@ -10,6 +10,11 @@ from agent.simulator.fleet_plan import FleetPlan
 Row = dict[str, Any]
 
 
+def place_names(plan: FleetPlan) -> dict[str, dict[str, str]]:
+    """Names of areas and regions by slug: an import knows them by their slugs alone."""
+    return {"areas": {area.slug: area.name for area in plan.areas}, "regions": {region.slug: region.name for region in plan.regions}}
+
+
 def inventory_rows(plan: FleetPlan, ports: PortsConfig) -> dict[str, list[Row]]:
     """Rows of sites, nodes and GPUs, in the columns that the import takes."""
     sites: list[Row] = []
@@ -24,10 +29,7 @@ def inventory_rows(plan: FleetPlan, ports: PortsConfig) -> dict[str, list[Row]]:
                         "name": site.name,
                         "kind": site.kind,
                         "area": area.slug,
-                        "area_name": area.name,
                         "region": region.slug,
-                        "region_name": region.name,
-                        "region_kind": region.kind,
                         "latitude": site.latitude,
                         "longitude": site.longitude,
                         "time_zone": site.time_zone,
@@ -57,12 +59,13 @@ def _gpu_rows(node: NodeConfig) -> list[Row]:
         {
             "uuid": gpu.uuid,
             "site": node.site,
-            "host_name": node.host_name,
+            "node": node.host_name,
             "sku": gpu.sku,
             "index": gpu.index,
             "pci_bus_id": gpu.pci_bus_id,
             "serial": gpu.serial,
-            "mig": ";".join(f"{part.profile}@{part.start}:{part.purpose}" for part in gpu.mig) if gpu.mig is not None else "",
+            "mig_enabled": gpu.mig is not None,
+            "protected_placements": " ".join(f"{part.start}:1" for part in gpu.mig or () if part.purpose == "phy") or "none",
         }
         for gpu in node.gpus
     ]

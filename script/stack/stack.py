@@ -14,7 +14,7 @@ from pathlib import Path
 from agent.simulator.config import AgentsConfig, PortsConfig, dump_config
 from agent.simulator.fleet_plan import FleetPlan, plan_fleet
 from script.servers import APP_ROLE, OWNER_ROLE, Postgres, Prometheus, Redis, Server, ServerError
-from script.stack.inventory_file import inventory_rows
+from script.stack.inventory_file import inventory_rows, place_names
 from script.stack.layout import CHECKOUT, Layout
 from script.stack.program import Program, answers, listens
 from script.stack.prometheus_config import write_prometheus_config
@@ -164,7 +164,7 @@ class Stack:
     def _seed(self) -> None:
         """Fleet, accounts, tenants, the sender's token, and bundles for agents that have not enrolled. Finds all of it again at the next start."""
         inventory = self.layout.root / "inventory.json"
-        inventory.write_text(json.dumps(inventory_rows(self.plan, PortsConfig(**self._exporter_ports()))))
+        inventory.write_text(json.dumps({"rows": inventory_rows(self.plan, PortsConfig(**self._exporter_ports())), "names": place_names(self.plan)}))
         self.layout.write_secret("accounts.json", json.dumps(self.layout.account_passwords()))
         self.manage(
             "seed_demo",

@@ -1,5 +1,8 @@
 """Unsafe combinations of settings are refused, and the refusal names the variable and the fix."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +78,17 @@ def test_a_key_that_others_may_read_is_refused(settings: Settings, tmp_path: Pat
 def test_a_weak_secret_is_refused(settings: Settings, secret: str) -> None:
     _set(settings, {"SECRET_KEY": secret})
     assert [message.id for message in check_secret_key()] == ["masthead.E010"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["uvicorn", "console.asgi:application", "--port=1"],
+        ["celery", "-A", "console.celery", "worker", "--pool=solo"],
+    ],
+)
+def test_the_process_itself_does_not_start(command: list[str]) -> None:
+    environment = os.environ | {"MASTHEAD_SECRET_KEY": "short"}
+    done = subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "MASTHEAD_SECRET_KEY is short or simple" in done.stdout + done.stderr

@@ -15,7 +15,7 @@ class Command(BaseCommand):
     help = "Fill the database of a demo. Running it again changes only what differs."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--inventory", type=Path, required=True, help="JSON: {sites: rows, nodes: rows, gpus: rows}")
+        parser.add_argument("--inventory", type=Path, required=True, help="JSON: {rows: {sites, nodes, gpus}, names: {areas, regions}}")
         parser.add_argument("--accounts", type=Path, required=True, help="JSON: {user name: password}")
         parser.add_argument("--sender-token", type=Path, required=True, help="file of the sender's token; made when it is not there")
         parser.add_argument("--bundles", type=Path, required=True, help="file for the enrolment bundle of each node")
@@ -23,15 +23,17 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         now = timezone.now()
         demo.seed_people(json.loads(options["accounts"].read_text()))
-        demo.seed_inventory(json.loads(options["inventory"].read_text()), now=now)
-        token_file: Path = options["sender_token"]
-        if not token_file.exists():
-            _write_private(token_file, demo.new_token())
-        demo.seed_sender(token_file.read_text())
+        inventory = json.loads(options["inventory"].read_text())
+        demo.seed_inventory(inventory["rows"], inventory["names"], now=now)
+        token: Path = options["sender_token"]
+        _write_private(token, demo.sender_token(_text(token), now=now))
         bundles: Path = options["bundles"]
-        known = bundles.read_text() if bundles.exists() else ""
-        _write_private(bundles, demo.bundles_for(known, now=now))
+        _write_private(bundles, demo.bundles_for(_text(bundles), now=now))
         self.stdout.write("The demo is seeded.")
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def _write_private(path: Path, text: str) -> None:

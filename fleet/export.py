@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib.postgres.aggregates import StringAgg
-from django.db.models import CharField, QuerySet, Value
+from django.db.models import CharField, Q, QuerySet, Value
 from django.db.models.functions import Cast, Concat
 from openpyxl import Workbook
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
@@ -86,7 +86,7 @@ def _values(kind: str, rows: QuerySet[Any]) -> Iterator[tuple[Any, ...]]:
     """Values in the order of the kind's columns, one query, read through a cursor."""
     if kind == "gpus":
         span = Concat(Cast("protected_placements__start", CharField()), Value(":"), Cast("protected_placements__size", CharField()))
-        rows = rows.annotate(spans=StringAgg(span, delimiter=" ", order_by="protected_placements__start"))
+        rows = rows.annotate(spans=StringAgg(span, delimiter=" ", order_by="protected_placements__start", filter=Q(protected_placements__isnull=False)))
     paths = {
         "sites": {"region": "region__slug", "area": "region__area__slug"},
         "nodes": {"site": "site__code"},

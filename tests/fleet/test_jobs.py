@@ -1,6 +1,7 @@
 """Jobs: claimed once, progress seen by others, cancelled, taken up again when their worker dies."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -95,7 +96,7 @@ def test_a_job_that_does_not_run_is_cancelled_at_once(owner: User) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_progress_is_seen_from_outside_the_runners_transaction_and_cancels_it() -> None:
     owner = make_user("lena")
-    config = settings.DATABASES["default"]
+    config: dict[str, Any] = dict(settings.DATABASES["default"])
     outside = psycopg.connect(host=config["HOST"], port=config["PORT"], user=config["USER"], dbname=connection.settings_dict["NAME"], autocommit=True)
     seen: list[tuple[object, ...]] = []
 

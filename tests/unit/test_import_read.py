@@ -3,7 +3,9 @@
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import pytest
 from openpyxl import Workbook
@@ -16,10 +18,11 @@ def rows(content: bytes, file_format: str) -> list[tuple[int, dict[str, str | No
     return [(row.number, row.cells) for row in read_sheet(content, file_format).rows]
 
 
-def workbook(*lines: list[object]) -> bytes:
-    book = Workbook()
+def workbook(*lines: Sequence[Any]) -> bytes:
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet()
     for line in lines:
-        book.active.append(line)
+        sheet.append(line)
     file = io.BytesIO()
     book.save(file)
     return file.getvalue()

@@ -1,14 +1,19 @@
-"""Per request: the signed-in user's time zone."""
+"""Per request: the signed-in user's time zone, and what the change history says of the request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from pghistory.middleware import HistoryMiddleware
 
+from console.errors import problem_id
 from console.models import User
+
+REASON_HEADER = "X-Reason"
 
 
 class TimeZoneMiddleware:
@@ -29,3 +34,15 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
         return ZoneInfo("UTC")
+
+
+class HistoryContextMiddleware(HistoryMiddleware):
+    """Every change of a request carries its user (also when a token brought it), its id, and the reason that the header `X-Reason` gives."""
+
+    def get_context(self, request: HttpRequest) -> dict[str, Any]:
+        context: dict[str, Any] = super().get_context(request) | {"request_id": problem_id(request)[:64]}
+        reason = request.headers.get(REASON_HEADER, "").strip()
+        if reason:
+            # Headers come as latin-1; what people write is UTF-8.
+            context["reason"] = reason.encode("latin-1", "replace").decode("utf-8", "replace")[:300]
+        return context

@@ -10,9 +10,10 @@ from django.contrib.auth.validators import UnicodeUsernameValidator
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
+from console.audit import note_act
 from console.models import ApiToken, RoleGrant, User
 from console.sessions import note_access_change, revoke_sessions
-from fleet.models import AuditEntry, Region
+from fleet.models import Region
 from tenants.models import Membership, NamespaceMapping, Tenant
 
 
@@ -204,4 +205,4 @@ def _refuse_last_administrator(*, without_user: User | None = None) -> None:
 
 
 def _audit(actor: User, action: str, subject: str, now: datetime, detail: dict[str, object]) -> None:
-    AuditEntry.objects.create(at=now, actor=actor.get_username(), action=action, object_key=subject[:80], detail={"subject": subject, **detail})
+    note_act(actor=actor.get_username(), action=action, subject=subject, now=now, detail=detail)

@@ -73,7 +73,7 @@ MIDDLEWARE = [
     "allauth.account.middleware.AccountMiddleware",
     "allauth.usersessions.middleware.UserSessionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "pghistory.middleware.HistoryMiddleware",
+    "console.middleware.HistoryContextMiddleware",
 ]
 
 ROOT_URLCONF = "console.urls"
@@ -213,6 +213,8 @@ REST_FRAMEWORK = {
     "DEFAULT_FILTER_BACKENDS": ["console.api.filtering.StrictFilterBackend"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_VERSIONING_CLASS": None,
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "console.api.negotiation.AlwaysJson",
+    "URL_FORMAT_OVERRIDE": None,
     "EXCEPTION_HANDLER": "drf_standardized_errors.handler.exception_handler",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }

@@ -7,13 +7,15 @@ from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Q
+from django.utils import timezone
 
-from fleet.models import Region, Sender
+from fleet.models import AuditEntry, ObjectKind, Region, Sender
 from fleet.resolver import SenderScope
 
 TOKEN_PREFIX = "mhs_"  # noqa: S105 - shows what kind of token it is, is none
 ROTATION_OVERLAP = timedelta(days=7)
 LAST_USED_STEP = timedelta(minutes=1)
+CONSOLE = "console"  # who acts when no person does: set-up, commands
 
 
 class SenderError(ValueError):
@@ -37,8 +39,12 @@ def create_sender(
     may_discover: bool = True,
     honor_labels: bool = False,
     expires_at: datetime | None = None,
+    now: datetime | None = None,
+    actor: str = CONSOLE,
+    request_id: str = "",
 ) -> tuple[Sender, str]:
     """A new sender for these regions and its token, which cannot be read again. Raises SenderError."""
+    regions = list(regions)
     if Sender.objects.filter(name=name).exists():
         raise SenderError(f"name: a sender called {name!r} exists already")
     token = _new_token()
@@ -51,10 +57,12 @@ def create_sender(
         expires_at=expires_at,
     )
     sender.regions.set(regions)
+    detail = {"regions": sorted(region.slug for region in regions), "may_write": may_write, "may_discover": may_discover, "honor_labels": honor_labels}
+    _note("sender.create", sender, now or timezone.now(), actor, request_id, detail)
     return sender, token
 
 
-def rotate_token(sender: Sender, *, now: datetime, overlap: timedelta = ROTATION_OVERLAP) -> str:
+def rotate_token(sender: Sender, *, now: datetime, overlap: timedelta = ROTATION_OVERLAP, actor: str = CONSOLE, request_id: str = "") -> str:
     """A new token. The one so far stays valid for `overlap`; the one before it ends now. Raises SenderError for a revoked sender."""
     token = _new_token()
     with transaction.atomic():
@@ -64,18 +72,29 @@ def rotate_token(sender: Sender, *, now: datetime, overlap: timedelta = ROTATION
         row.previous_token_hash, row.previous_valid_until = row.token_hash, now + overlap
         row.token_hash = digest_token(token)
         row.save(update_fields=["previous_token_hash", "previous_valid_until", "token_hash"])
+        _note("sender.rotate", row, now, actor, request_id, {"previous_valid_until": row.previous_valid_until.isoformat()})
     sender.refresh_from_db()
     return token
 
 
-def end_previous_token(sender: Sender) -> None:
+@transaction.atomic
+def end_previous_token(sender: Sender, *, now: datetime | None = None, actor: str = CONSOLE, request_id: str = "") -> None:
     """The rotation is done: only the newest token is valid."""
-    Sender.objects.filter(pk=sender.pk).update(previous_token_hash=None, previous_valid_until=None)
+    if Sender.objects.filter(pk=sender.pk, previous_token_hash__isnull=False).update(previous_token_hash=None, previous_valid_until=None):
+        _note("sender.end_rotation", sender, now or timezone.now(), actor, request_id, {})
 
 
-def revoke_sender(sender: Sender, *, now: datetime) -> bool:
+@transaction.atomic
+def revoke_sender(sender: Sender, *, now: datetime, actor: str = CONSOLE, request_id: str = "") -> bool:
     """True when it was not revoked before."""
-    return Sender.objects.filter(pk=sender.pk, revoked_at__isnull=True).update(revoked_at=now) == 1
+    if not Sender.objects.filter(pk=sender.pk, revoked_at__isnull=True).update(revoked_at=now):
+        return False
+    _note("sender.revoke", sender, now, actor, request_id, {})
+    return True
+
+
+def _note(action: str, sender: Sender, now: datetime, actor: str, request_id: str, detail: dict[str, object]) -> None:
+    AuditEntry.objects.create(at=now, actor=actor, action=action, kind=ObjectKind.SENDER, object_key=sender.name, detail=detail, request_id=request_id[:64])
 
 
 def verify_token(token: str, *, now: datetime) -> Sender | None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pghistory
+import structlog
 from django.utils import timezone
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.plumbing import build_bearer_security_scheme_object
@@ -25,6 +27,8 @@ class BearerAuthentication(BaseAuthentication):
         token = find_token(words[1], now=timezone.now())
         if token is None:
             raise AuthenticationFailed("The token is unknown, expired or revoked.")
+        structlog.contextvars.bind_contextvars(token=token.prefix)
+        pghistory.context(token=token.prefix)
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:

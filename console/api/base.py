@@ -76,7 +76,7 @@ class ApiViewSet(ApiView, viewsets.GenericViewSet[Any]):
             raise Http404 from error
 
     def request_check(self) -> None:
-        unknown: Sequence[str] = sorted(set(self.request.query_params) - {"fields", "expand", "format"} - set(getattr(self, "extra_parameters", ())))
+        unknown: Sequence[str] = sorted(set(self.request.query_params) - {"fields", "expand"} - set(getattr(self, "extra_parameters", ())))
         if unknown:
             raise exceptions.ValidationError(dict.fromkeys(unknown, "Unknown parameter."))
 

@@ -8,7 +8,7 @@ from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-LIST_PARAMETERS = frozenset({"cursor", "page_size", "ordering", "fields", "expand", "format"})
+LIST_PARAMETERS = frozenset({"cursor", "page_size", "ordering", "fields", "expand"})
 
 
 class StrictFilterBackend(DjangoFilterBackend):

@@ -19,7 +19,7 @@ from console.api.problems import Conflict
 from console.api.scopes import SCOPE_AREAS, SCOPES
 from console.api.strict import ReadOnlySerializer, StrictSerializer
 from console.models import ApiToken, RoleGrant, User
-from console.tokens import issue_token
+from console.tokens import issue_token, revoke_token
 from fleet.models import Region, Site
 from tenants.models import Membership, NamespaceMapping, Tenant
 
@@ -286,7 +286,13 @@ class TokenViewSet(ApiViewSet):
             raise ValidationError({"regions": f"No such region: {', '.join(missing)}."})
         try:
             token, secret = issue_token(
-                user=user, name=values["name"], scopes=values["scopes"], expires_at=values["expires_at"], now=timezone.now(), regions=regions
+                user=user,
+                name=values["name"],
+                scopes=values["scopes"],
+                expires_at=values["expires_at"],
+                now=timezone.now(),
+                regions=regions,
+                actor=request.user,  # type: ignore[arg-type]
             )
         except ValueError as error:
             field, _, text = str(error).partition(": ")
@@ -295,6 +301,5 @@ class TokenViewSet(ApiViewSet):
 
     def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Revoke: the token is refused from now on, its sockets end."""
-        token = self.get_object()
-        ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=timezone.now())
+        revoke_token(token=self.get_object(), now=timezone.now(), actor=request.user)  # type: ignore[arg-type]
         return Response(status=204)

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from console.api.people import AdministratorViewSet
-from console.api.problems import Conflict
+from console.api.problems import Conflict, request_id
 from console.api.strict import ReadOnlySerializer, StrictSerializer
 from fleet import senders
 from fleet.models import Region, Sender
@@ -63,13 +63,17 @@ class SenderViewSet(AdministratorViewSet):
     def get_queryset(self) -> QuerySet[Sender]:
         return Sender.objects.prefetch_related("regions")
 
+    @property
+    def act(self) -> dict[str, Any]:
+        return {"now": timezone.now(), "actor": self.actor.get_username(), "request_id": request_id()}
+
     @extend_schema(request=NewSenderSerializer, responses={201: IssuedSenderSerializer})
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """A sender; its token stands in this answer only."""
         body = NewSenderSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         try:
-            sender, token = senders.create_sender(**body.validated_data)
+            sender, token = senders.create_sender(**body.validated_data, **self.act)
         except senders.SenderError as error:
             field, _, text = str(error).partition(": ")
             raise ValidationError({field: text}) from error
@@ -81,7 +85,7 @@ class SenderViewSet(AdministratorViewSet):
         """A new token; the one so far stays valid for 7 days."""
         sender = self.get_object()
         try:
-            token = senders.rotate_token(sender, now=timezone.now())
+            token = senders.rotate_token(sender, **self.act)
         except senders.SenderError as error:
             raise Conflict(str(error)) from error
         return Response(SenderSerializer(sender).data | {"token": token}, status=201)
@@ -91,11 +95,11 @@ class SenderViewSet(AdministratorViewSet):
     def end_rotation(self, request: Request, **kwargs: Any) -> Response:
         """Only the newest token is valid from now on."""
         sender = self.get_object()
-        senders.end_previous_token(sender)
+        senders.end_previous_token(sender, **self.act)
         return Response(SenderSerializer(self.get_object()).data)
 
     @extend_schema(request=None, responses={204: None})
     def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Revoke: its writes and discoveries are refused from now on."""
-        senders.revoke_sender(self.get_object(), now=timezone.now())
+        senders.revoke_sender(self.get_object(), **self.act)
         return Response(status=204)

@@ -35,6 +35,10 @@ _CODES = {
     pynvml.NVML_ERROR_NOT_FOUND: ErrorCode.NOT_PRESENT,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: ErrorCode.NOT_PRESENT,
 }
+_CONDITIONS = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: (Condition.LOST, "The GPU fell off the bus."),
+    pynvml.NVML_ERROR_RESET_REQUIRED: (Condition.RESET_REQUIRED, "The GPU needs a reset."),
+}
 # After these the library has to be initialised again.
 _DRIVER_GONE = {
     pynvml.NVML_ERROR_UNINITIALIZED,
@@ -283,11 +287,8 @@ def _condition(index: int) -> GpuCondition:
         uuid = str(pynvml.nvmlDeviceGetUUID(handle))
         _probe(handle)
     except pynvml.NVMLError as error:
-        condition = {
-            pynvml.NVML_ERROR_GPU_IS_LOST: Condition.LOST,
-            pynvml.NVML_ERROR_RESET_REQUIRED: Condition.RESET_REQUIRED,
-        }.get(error.value, Condition.UNKNOWN)
-        return GpuCondition(uuid=uuid, index=index, condition=condition, detail=f"NVML: {error}"[:300])
+        condition, words = _CONDITIONS.get(error.value, (Condition.UNKNOWN, "The GPU does not answer as it should."))
+        return GpuCondition(uuid=uuid, index=index, condition=condition, detail=f"{words} NVML: {error}"[:300])
     return GpuCondition(uuid=uuid, index=index, condition=Condition.OK)
 
 

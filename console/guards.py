@@ -12,6 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponseBase
 from django.utils.translation import gettext as _
 
 from console.access import ROLE_FOR, Access, Right, access_of
+from console.wall_session import device_token
 
 View = Callable[..., HttpResponseBase]
 
@@ -28,7 +29,7 @@ def request_access(request: HttpRequest) -> Access:
     """The scope of the signed-in user, read once a request."""
     found: Access | None = getattr(request, "_masthead_access", None)
     if found is None:
-        found = access_of(request.user)
+        found = access_of(request.user, device_token(request))
         request._masthead_access = found  # type: ignore[attr-defined]
     return found
 

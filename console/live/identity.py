@@ -21,7 +21,7 @@ from console.tokens import find_token
 # The session of a wall names the device token that it was exchanged for.
 DEVICE_TOKEN_KEY = "device_token_id"  # noqa: S105
 # A token opens the socket when it may read sites, or is a wall's.
-LIVE_SCOPES = frozenset({"read:sites", "read:wall"})
+LIVE_SCOPES = frozenset({"read:sites", "read:wall", "read:*"})
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -12,8 +12,19 @@ from pathlib import Path
 
 import django
 import numpy as np
+from numpy.typing import NDArray
 
 MIX = (0.955, 0.028, 0.003, 0.006, 0.008)
+
+
+def next_changes(chance: np.random.Generator, state: NDArray[np.uint8], how_many: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Rows and their new states. Half of the changes heal, so that the mix of the fleet stays what it is."""
+    bad, good = np.flatnonzero(state), np.flatnonzero(state == 0)
+    healed = chance.choice(bad, size=min(how_many // 2, len(bad)), replace=False)
+    fallen = chance.choice(good, size=min(how_many - len(healed), len(good)), replace=False)
+    weights = np.array(MIX[1:]) / sum(MIX[1:])
+    fresh = np.concatenate([np.zeros(len(healed)), chance.choice(np.arange(1, 5), size=len(fallen), p=weights)]).astype(np.uint8)
+    return np.concatenate([healed, fallen]), fresh
 
 
 def main() -> None:
@@ -39,11 +50,7 @@ def main() -> None:
         tick = 0
         while time.time() - start < options.seconds:
             at = time.time()
-            changed = chance.choice(count, size=min(options.changes, count), replace=False) if tick else np.arange(0)
-            # Each changed cell gets another state; the mix of the fleet stays what it was, so that what was odd becomes fine again.
-            fresh = chance.choice(5, size=len(changed), p=MIX).astype(np.uint8)
-            same = fresh == state[changed]
-            fresh[same] = np.where(state[changed][same] == 0, chance.integers(1, 5, int(same.sum())), 0)
+            changed, fresh = next_changes(chance, state, min(options.changes, count) if tick else 0)
             state[changed], since[changed] = fresh, at
             arrivals = at - chance.uniform(0, 1, len(changed))
             contact = np.where(state == 3, contact, at)

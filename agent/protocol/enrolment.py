@@ -37,10 +37,12 @@ class Bundle:
     def decode(cls, text: str) -> Bundle:
         """From the text that the console shows. Raises ProtocolError naming the bad field."""
         try:
-            data = base64.urlsafe_b64decode("".join(text.split()))
+            data = base64.b64decode("".join(text.split()), altchars=b"-_", validate=True)
+            reader = Reader(load_object(data, limit=MAX_ENROL_BYTES), "bundle")
         except (binascii.Error, ValueError):
             raise ProtocolError("bundle", "is not base64") from None
-        reader = Reader(load_object(data, limit=MAX_ENROL_BYTES), "bundle")
+        except ProtocolError as error:
+            raise ProtocolError("bundle", error.problem) from error
         found = cls(
             gateway_url=reader.text("gateway_url", longest=500),
             token=reader.text("token", longest=100),

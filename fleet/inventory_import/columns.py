@@ -12,6 +12,7 @@ from functools import partial
 from zoneinfo import available_timezones
 
 from fleet.catalogue import SKUS, UNKNOWN, sku_for_model
+from fleet.inventory_import.read import UNPRINTABLE
 from fleet.mig import POSITIONS
 
 Value = str | int | float | bool | None
@@ -22,7 +23,6 @@ _ADDRESS = re.compile(r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})$")
 _GPU_UUID = re.compile(r"^GPU-[0-9a-fA-F-]{8,60}$")
 _PCI = re.compile(r"^(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])$")
 _SPAN = re.compile(r"^([0-7])(?:-([0-7])|:([1-8]))?$")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _WHOLE = re.compile(r"^[+-]?[0-9]{1,18}$")
 _NUMBER = re.compile(r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$")
 _ZONES = frozenset(available_timezones())
@@ -58,7 +58,7 @@ class Kind:
 
 
 def _text(text: str, *, longest: int) -> str:
-    if _UNPRINTABLE.search(text):
+    if UNPRINTABLE.search(text):
         raise ValueError("has characters that cannot be printed.")
     if len(text) > longest:
         raise ValueError(f"has {len(text)} characters; at most {longest} fit.")

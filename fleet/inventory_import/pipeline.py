@@ -20,7 +20,7 @@ from fleet.inventory_import.check import HEADER, CheckedRow, check_columns, chec
 from fleet.inventory_import.columns import KINDS, Kind
 from fleet.inventory_import.device_targets import TARGETS
 from fleet.inventory_import.difference import Difference, compare
-from fleet.inventory_import.read import FORMATS, MAX_BYTES, Sheet, UnreadableFile, format_of, read_sheet
+from fleet.inventory_import.read import FORMATS, MAX_BYTES, MAX_COLUMNS, UNPRINTABLE, Sheet, UnreadableFile, format_of, read_sheet
 from fleet.jobs import JobFailed, NotPossible, Outcome, Progress
 from fleet.models import ImportRow, InventoryImport, Job
 
@@ -60,6 +60,9 @@ def start_import(
         errors["format"] = f"is none of {', '.join(FORMATS)}."
     if len(content) > MAX_BYTES:
         errors["file"] = f"has {len(content):,} bytes; at most {MAX_BYTES:,} are read."
+    if column_map is not None and (len(column_map) > MAX_COLUMNS or any(UNPRINTABLE.search(text) for pair in column_map.items() for text in pair)):
+        errors["column_map"] = f"has more than {MAX_COLUMNS} columns, or names that cannot be printed."
+    file_name = UNPRINTABLE.sub("?", file_name)
     if errors:
         raise Refused(errors)
     try:
@@ -118,9 +121,7 @@ def queue_apply(
     inventory_import: InventoryImport, *, user: Any, reason: str, region_ids: Iterable[int] | None, now: datetime, skip_errors: bool = False
 ) -> None:
     """Apply the selected rows. Raises `Refused`, or `NotPossible` when the import does not wait for this decision."""
-    reason = reason.strip()
-    if not reason or len(reason) > 300:
-        raise Refused({"reason": "Say why, in at most 300 characters."})
+    reason = _reason(reason)
     with transaction.atomic():
         held = _decidable(inventory_import)
         if held.job.phase != DECIDE:
@@ -140,9 +141,7 @@ def queue_apply(
 
 def queue_undo(inventory_import: InventoryImport, *, user: Any, reason: str, region_ids: Iterable[int] | None) -> Job:
     """A job that takes an applied import back. Raises `Refused` or `NotPossible`."""
-    reason = reason.strip()
-    if not reason or len(reason) > 300:
-        raise Refused({"reason": "Say why, in at most 300 characters."})
+    reason = _reason(reason)
     with transaction.atomic():
         held = InventoryImport.objects.select_for_update().get(pk=inventory_import.pk)
         if held.applied_at is None:
@@ -158,6 +157,13 @@ def queue_undo(inventory_import: InventoryImport, *, user: Any, reason: str, reg
         job.result = {"import_id": str(held.pk), "reason": reason}
         job.save(update_fields=["result"])
         return job
+
+
+def _reason(text: str) -> str:
+    reason = text.strip()
+    if not reason or len(reason) > 300 or UNPRINTABLE.search(reason):
+        raise Refused({"reason": "Say why, in one line of at most 300 characters."})
+    return reason
 
 
 def _decidable(inventory_import: InventoryImport) -> InventoryImport:

@@ -25,6 +25,8 @@ MAX_UNZIPPED = 256 * 1024 * 1024
 MAX_ZIP_MEMBERS = 1_000
 MAX_DEPTH = 8
 FORMATS = ("csv", "xlsx", "yaml", "json")
+# PostgreSQL keeps no NUL, and lone surrogates are no text.
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _NULLS = ("", "~", "null", "Null", "NULL")
 # What a spreadsheet would take for a formula; exports put an apostrophe before it, imports take that away again.
 _NEUTRALISED = re.compile(r"^'[=+\-@\t\r]")
@@ -90,6 +92,8 @@ def _header(cells: list[str | None], number: int) -> tuple[str, ...]:
     for place, name in enumerate(names, start=1):
         if not name:
             raise UnreadableFile(f"Row {number}: column {place} has no name.")
+        if UNPRINTABLE.search(name) or len(name) > 200:
+            raise UnreadableFile(f"Row {number}: the name of column {place} has characters that cannot be printed, or more than 200.")
         if names.count(name) > 1:
             raise UnreadableFile(f"Row {number}: the column {name[:60]!r} stands twice.")
     return tuple(names)

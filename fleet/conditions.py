@@ -115,22 +115,29 @@ def _rose(what: str, rise: float, thresholds: Thresholds) -> str:
 def _why(sign: Sign, facts: GpuFacts, thresholds: Thresholds) -> str:
     """The sentence of one sign, with its numbers."""
     clock = f"SM clock cut to {facts.sm_clock_hertz / 1e6:.0f} MHz" if is_known(facts.sm_clock_hertz) else "SM clock cut"
-    drawing = f", drawing {facts.power_watts:.0f} W" if is_known(facts.power_watts) else ""
-    total = f" ({facts.ecc_dbe_total:.0f} in total)" if is_known(facts.ecc_dbe_total) else ""
-    margin = f"{facts.margin_celsius:.0f} °C" if is_known(facts.margin_celsius) else "Little"
-    sentences = {
-        Sign.HW_THERMAL: f"{clock} by hardware thermal slowdown, {_celsius(facts)}.",
-        Sign.POWER_BRAKE: f"{clock} by hardware power brake{drawing}.",
-        Sign.HW_SLOWDOWN: f"{clock} by hardware slowdown, {_celsius(facts)}.",
-        Sign.SW_THERMAL: f"{clock} by software thermal slowdown, {_celsius(facts)}.",
-        Sign.MARGIN_LOW: f"{margin} left to the slowdown limit, {_celsius(facts)}.",
-        Sign.REMAP_PENDING: "A memory row remap is pending; running work is not blocked.",
-        Sign.REMAP_FAILURE: "A memory row could not be remapped: the failure flag is set.",
-        Sign.ECC_DBE: f"Uncorrectable memory errors rose{total}.",
-        Sign.NVLINK_ERRORS: _rose("NVLink errors", facts.nvlink_rise, thresholds),
-        Sign.PCIE_REPLAY: _rose("PCIe replays", facts.pcie_rise, thresholds),
-    }
-    return sentences[sign]
+    match sign:
+        case Sign.HW_THERMAL:
+            return f"{clock} by hardware thermal slowdown, {_celsius(facts)}."
+        case Sign.POWER_BRAKE:
+            return f"{clock} by hardware power brake" + (f", drawing {facts.power_watts:.0f} W." if is_known(facts.power_watts) else ".")
+        case Sign.HW_SLOWDOWN:
+            return f"{clock} by hardware slowdown, {_celsius(facts)}."
+        case Sign.SW_THERMAL:
+            return f"{clock} by software thermal slowdown, {_celsius(facts)}."
+        case Sign.MARGIN_LOW:
+            margin = f"{facts.margin_celsius:.0f} °C" if is_known(facts.margin_celsius) else "Little"
+            return f"{margin} left to the slowdown limit, {_celsius(facts)}."
+        case Sign.REMAP_PENDING:
+            return "A memory row remap is pending; running work is not blocked."
+        case Sign.REMAP_FAILURE:
+            return "A memory row could not be remapped: the failure flag is set."
+        case Sign.ECC_DBE:
+            return "Uncorrectable memory errors rose" + (f" ({facts.ecc_dbe_total:.0f} in total)." if is_known(facts.ecc_dbe_total) else ".")
+        case Sign.NVLINK_ERRORS:
+            return _rose("NVLink errors", facts.nvlink_rise, thresholds)
+        case Sign.PCIE_REPLAY:
+            return _rose("PCIe replays", facts.pcie_rise, thresholds)
+    raise ValueError(f"{sign!r} is not one sign")
 
 
 def _evidence(sign: Sign, facts: GpuFacts) -> dict[str, Any]:

@@ -172,6 +172,7 @@ class GpuFacts:
     judged: int = 0  # the signs that could be judged; the others stay as they were
     agent: AgentWord = AgentWord.NONE
     agent_detail: str = ""
+    agent_cause: str = "agent_unknown"  # why the agent cannot say, as a cause word
     agent_at: float = NAN
     xids: Sequence[Condition] = ()
     maintenance: Maintenance | None = None
@@ -333,10 +334,11 @@ def gpu_verdict(facts: GpuFacts, conditions: Sequence[Condition], before: Verdic
         return Verdict(State.UNKNOWN, _silent_cause(facts.contact), _cut(_gpu_silence(facts)), facts.sampled_at)
     if facts.agent is AgentWord.UNKNOWN:
         detail = facts.agent_detail or "it cannot ask the driver"
-        return Verdict(State.UNKNOWN, "driver_mismatch", _cut(f"The node's agent cannot say how this GPU is: {detail}."), facts.agent_at)
+        return Verdict(State.UNKNOWN, facts.agent_cause, _cut(f"The node's agent cannot say how this GPU is: {detail}."), facts.agent_at)
     if worst is not None and worst.state is not State.OK:
         return _of(worst)
-    return Verdict(State.OK, "ok", "Reports, and nothing is found.", facts.sampled_at)
+    why = f"Reports; noted: {worst.why}" if worst is not None else "Reports, and nothing is found."
+    return Verdict(State.OK, "ok", _cut(why), facts.sampled_at)
 
 
 def _gpu_silence(facts: GpuFacts) -> str:

@@ -25,7 +25,7 @@ from fleet.health_roster import or_nan, read_inventory, read_news
 from fleet.health_rows import as_datetime, health_of_evidence
 from fleet.live_state import LiveState
 from fleet.models import Finding, GpuHealth, NodeHealth, Region, SiteHealth, XidEvent
-from fleet.xid import CODE_PREFIX, Burst, Source
+from fleet.xid import CODE_PREFIX, Burst, Source, table
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +97,7 @@ class HealthStore:
                 if last_xid is not None:
                     evaluator.seed_last_xid(row, last_xid, or_nan(last_xid_at))
         self._seed_findings(live)
-        recent = as_datetime(now) - timedelta(seconds=2 * evaluator.xids.table.count_window_seconds)
+        recent = as_datetime(now) - timedelta(seconds=2 * table().count_window_seconds)
         for event in XidEvent.objects.filter(last_at__gt=recent).select_related("gpu").iterator(chunk_size=10_000):
             if (row := live.gpu_row_of.get(event.gpu.uuid)) is not None:
                 first, last = event.first_at.timestamp(), event.last_at.timestamp()

@@ -3,14 +3,20 @@
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import psycopg
 import pytest
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connection
+from pytest_django import Settings
 from pytest_django.plugin import DjangoDbBlocker
 
 from script.servers import APP_ROLE, OWNER_ROLE
+
+# A busy machine is no failure of the code under test.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,3 +50,9 @@ def django_db_setup(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
         app.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND usename = current_user", [name])
     with psycopg.connect(admin, autocommit=True) as owner:
         owner.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(autouse=True)
+def quick_passwords(settings: Settings) -> None:
+    """scrypt is slow by design; a test makes a handful of users."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

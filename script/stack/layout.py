@@ -81,7 +81,8 @@ class Layout:
         postgres = Path(self.state().get("postgres", self.root / "postgres"))
         for folder in (postgres, self.logs, self.secrets, self.signing, self.simulator, self.root / "redis", self.root / "prometheus"):
             shutil.rmtree(folder, ignore_errors=True)
-        self._state_file.unlink(missing_ok=True)
+        for file in (self.root / "inventory.json", self._state_file):
+            file.unlink(missing_ok=True)
 
     def state(self) -> dict[str, Any]:
         return dict(json.loads(self._state_file.read_text())) if self._state_file.exists() else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -155,25 +156,35 @@ class Stack:
             self.supervisor.start_together(servers)
 
     def _set_up_database(self) -> None:
+        """Migrate and grant as the owner, and make the signing key. Skipped while the migrations are those of the last start."""
         self.layout.secret("secret-key", 64)
-        self.manage("setup_database", role=OWNER_ROLE)
+        sources = [CHECKOUT / "fleet" / "management" / "commands" / "setup_database.py", *sorted(CHECKOUT.glob("*/migrations/*.py"))]
+        migrations = _digest(*(path.read_bytes() for path in sources), CHECKOUT.joinpath("requirements", "dev.lock").read_bytes())
+        if self._differs("database", migrations):
+            self.manage("setup_database", role=OWNER_ROLE)
+            self.layout.remember(database=migrations)
         if not self.layout.signing_key.exists():
             self.manage("create_signing_key", str(self.layout.signing_key))
         self.layout.protect_signing_key()
 
     def _seed(self) -> None:
-        """Fleet, accounts, tenants, the sender's token, and bundles for agents that have not enrolled. Finds all of it again at the next start."""
+        """Fleet, accounts, tenants, the sender's token, and bundles for agents. Skipped while all of it is as at the last start, within a week."""
+        rows = {"rows": inventory_rows(self.plan, PortsConfig(**self._exporter_ports())), "names": place_names(self.plan)}
         inventory = self.layout.root / "inventory.json"
-        inventory.write_text(json.dumps({"rows": inventory_rows(self.plan, PortsConfig(**self._exporter_ports())), "names": place_names(self.plan)}))
-        self.layout.write_secret("accounts.json", json.dumps(self.layout.account_passwords()))
-        self.manage(
-            "seed_demo",
-            f"--inventory={inventory}",
-            f"--accounts={self.layout.secrets / 'accounts.json'}",
-            f"--sender-token={self.layout.secrets / SENDER_TOKEN}",
-            f"--bundles={self.layout.secrets / BUNDLES}",
-            signing_key=True,
-        )
+        inventory.write_text(json.dumps(rows))
+        accounts = self.layout.write_secret("accounts.json", json.dumps(self.layout.account_passwords()))
+        command = CHECKOUT.joinpath("console", "demo.py").read_bytes()
+        week = str(int(time.time() // (7 * 86_400)))
+        seeded = _digest(inventory.read_bytes(), accounts.read_bytes(), command, str(self.ports["gateway"]).encode(), week.encode())
+        files = {"sender-token": self.layout.secrets / SENDER_TOKEN, "bundles": self.layout.secrets / BUNDLES}
+        if self._differs("seeded", seeded) or not all(path.exists() for path in files.values()):
+            options = {"inventory": inventory, "accounts": accounts, **files}
+            self.manage("seed_demo", *(f"--{name}={path}" for name, path in options.items()), signing_key=True)
+            self.layout.remember(seeded=seeded)
+
+    def _differs(self, name: str, digest: str) -> bool:
+        """Whether a step has to be done: it was done for something else, or on a database that is not only ours."""
+        return "MASTHEAD_DATABASE_URL" in self.options.outside or self.layout.state().get(name) != digest
 
     def _exporter_ports(self) -> dict[str, int]:
         return {name: self.ports[name] for name in ("dcgm", "triton", "vllm", "node")}
@@ -231,6 +242,5 @@ class Stack:
         return programs
 
 
-def forget(root: Path) -> None:
-    """`--fresh`: remove the stack's data. The caller holds the lock."""
-    Layout(root).remove()
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -52,10 +52,12 @@ def live_layout(request: HttpRequest) -> HttpResponseBase:
 
 @require_safe
 def live_frames(request: HttpRequest) -> HttpResponseBase:
-    """Frames of `?area=<id>` (repeat; none: all of the scope) back to back: the deltas after `?seq=<n>` (one per area, in order), else a snapshot."""
+    """Frames of `?area=<id>` (repeat; left out: all of the scope) back to back: the deltas after `?seq=<n>` (one per area, in order), else a snapshot."""
     access = _operator_access(request)
     if access is None:
         return JsonResponse({"detail": "Not signed in."}, status=401)
+    if request.GET.getlist("area") == ["none"]:  # a page without frames asks whether we answer
+        return HttpResponse(status=204)
     scope = load_scope(region_key(access))
     try:
         area_ids = [int(text) for text in request.GET.getlist("area")] or sorted(scope.area_ids)

@@ -24,7 +24,8 @@ CITIES = (
 )
 PER_REGION = 50
 USERS = 200
-STATES = (("ok", 0.955), ("degraded", 0.028), ("down", 0.003), ("unknown", 0.006), ("maintenance", 0.008))
+STATES = ("ok", "degraded", "down", "unknown", "maintenance")
+WEIGHTS = (0.955, 0.028, 0.003, 0.006, 0.008)
 FINDINGS = (
     ("hw_thermal_slowdown", "major", "HW thermal slowdown at 91 °C.", "Check air flow, fans and inlet temperature.", 0.012),
     ("xid", "critical", "XID 79: GPU has fallen off the bus.", "Restart the node.", 0.0012),
@@ -68,8 +69,7 @@ def seed(sites: int, regions_per_area: int, sessions: int) -> list[str]:
             )
         )
     Site.objects.bulk_create(made, batch_size=5000)
-    words, weights = zip(*STATES, strict=True)
-    chosen = chance.choices(words, weights, k=sites)
+    chosen = chance.choices(STATES, WEIGHTS, k=sites)
     silent = [now - timedelta(seconds=chance.randint(60, 9000)) if state == "unknown" else None for state in chosen]
     SiteHealth.objects.bulk_create(
         [
@@ -108,7 +108,7 @@ def seed(sites: int, regions_per_area: int, sessions: int) -> list[str]:
         reason="Battery swap",
         created_by="lead",
     )
-    users = User.objects.bulk_create([User(username=f"viewer{n}", password="!") for n in range(USERS)])
+    users = User.objects.bulk_create([User(username=f"viewer{n}", password="!") for n in range(USERS)])  # noqa: S106 (no password has this hash)
     RoleGrant.objects.bulk_create([RoleGrant(user=user, role="viewer") for user in users])
     store = import_module(settings.SESSION_ENGINE).SessionStore
     keys = []

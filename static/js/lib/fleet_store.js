@@ -55,12 +55,13 @@ export class FleetStore {
     this.power = new Float32Array(n).fill(NaN);
     this.since = new Float64Array(n).fill(NaN);
     this.contact = new Float64Array(n).fill(NaN);
+    this.areaOf = new Uint32Array(n); // the area whose frames name it
     this.strangers = 0;
     if (!old) return;
     for (let i = 0; i < n; i++) {
       const j = old.index.get(this.ids[i]);
       if (j === undefined) continue;
-      for (const name of ["state", "seen", "flags", "reporting", "expected", "utilization", "power", "since", "contact"]) this[name][i] = old[name][j];
+      for (const name of ["state", "seen", "flags", "reporting", "expected", "utilization", "power", "since", "contact", "areaOf"]) this[name][i] = old[name][j];
     }
   }
 
@@ -153,6 +154,7 @@ export class FleetStore {
       this.power[i] = frame.power[k];
       this.since[i] = frame.since[k] || NaN;
       this.contact[i] = frame.madeAt - frame.age[k];
+      this.areaOf[i] = frame.area;
       changed.push(i);
     }
   }
@@ -160,9 +162,8 @@ export class FleetStore {
   // A snapshot is whole: a site of its area that it does not name is not watched any more.
   #forgetAbsent(frame, changed) {
     const named = new Set(frame.id);
-    const regions = this.layout.regions, areas = this.layout.areas;
     for (let i = 0; i < this.count; i++) {
-      if (!this.seen[i] || named.has(this.ids[i]) || areas[regions[this.region[i]].area].id !== frame.area) continue;
+      if (!this.seen[i] || this.areaOf[i] !== frame.area || named.has(this.ids[i])) continue;
       this.seen[i] = 0;
       this.state[i] = UNKNOWN;
       this.contact[i] = this.since[i] = this.power[i] = NaN;

@@ -126,7 +126,7 @@ export class Live {
     if (this.polling) return;
     this.polling = true;
     try {
-      const query = new URLSearchParams();
+      const query = new URLSearchParams(this.store ? [] : [["area", "none"]]); // without a store: only whether the console answers
       if (this.store && this.areas !== "all") for (const area of this.areas) query.append("area", area);
       if (this.store && this.areas === "all" && this.store.areas.size) for (const area of this.store.areas.keys()) query.append("area", area);
       if (this.store) for (const area of query.getAll("area")) { const known = this.store.areas.get(Number(area)); query.append("seq", known && !known.waiting ? known.seq : 0); }

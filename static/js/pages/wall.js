@@ -74,7 +74,7 @@ function put(element, text) { if (element.textContent !== text) element.textCont
 function tick() {
   const now = link ? link.now() : Date.now() / 1000;
   put(by("utc"), clock(now * 1000));
-  put(by("local"), `${local.format(now * 1000)} ${zone}`);
+  put(by("local"), zone === "UTC" ? "" : `${local.format(now * 1000)} ${zone} · `);
   const age = now - store.newest;
   put(by("data-age"), Number.isNaN(store.newest) ? words.noData : fill(words.dataAge, duration(age)));
   put(by("link"), words[linkState.state] ?? linkState.state);

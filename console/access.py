@@ -69,6 +69,10 @@ class Access:
         """Administers the whole fleet: users, tenants, senders."""
         return self.may(Right.ADMINISTER)
 
+    def region_ids_with(self, right: Right) -> list[int] | None:
+        """Regions where `right` is held; `None` is the whole fleet."""
+        return None if self.may(right) else sorted(pk for pk in self.region_ranks if self.may(right, pk))
+
     def regions(self) -> QuerySet[Region]:
         return Region.objects.all() if self.fleet_rank else Region.objects.filter(pk__in=self.region_ranks)
 

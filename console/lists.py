@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from console import formats
-from console.api.pagination import bounded_count
+from console.counts import bounded_count
 from console.filters import ListFilter
 from console.models import SavedView, User
 

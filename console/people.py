@@ -77,6 +77,15 @@ def set_password(*, user: User, password: str, actor: User, now: datetime) -> No
         _audit(actor, "user.password", user.username, now, {})
 
 
+def end_sessions(*, user: User, actor: User, now: datetime) -> int:
+    """Sign `user` out everywhere; how many sessions ended."""
+    with transaction.atomic():
+        ended = revoke_sessions(user, now=now)
+        if ended:
+            _audit(actor, "user.sign_out", user.username, now, {"sessions": ended})
+    return ended
+
+
 def set_active(*, user: User, active: bool, actor: User, now: datetime) -> None:
     """Let a user in or lock it out. Locking out ends sessions, sockets and tokens. Raises PeopleRefused for oneself."""
     if user.pk == actor.pk and not active:

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy as lazy
 
-from console.api.people import SCOPE_AREAS
+from console.api.scopes import SCOPE_AREAS
 from console.filters import TextsField
 from console.models import RoleGrant, User
 from fleet.models import Region, Site

@@ -231,6 +231,7 @@ SPECTACULAR_SETTINGS = {
     "SERVE_AUTHENTICATION": ["console.api.authentication.BearerAuthentication", "rest_framework.authentication.SessionAuthentication"],
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "console.api.schema.add_service_discovery"],
     "ENUM_NAME_OVERRIDES": {
         "HealthStateEnum": "fleet.models.HealthState",
         "ObjectKindEnum": "fleet.models.ObjectKind",

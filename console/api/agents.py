@@ -17,9 +17,9 @@ from rest_framework.response import Response
 from agent.protocol import fingerprint_of
 from console.access import Right
 from console.api.base import ApiView, ApiViewSet
-from console.api.controls import ReasonSerializer, user_of
+from console.api.controls import user_of
 from console.api.problems import Conflict, SourceUnavailable, request_id
-from console.api.strict import ReadOnlySerializer, StrictSerializer
+from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from fleet import enrolment
 from fleet.models import KeyChangeRequest
 from fleet.signing import SigningUnavailable

@@ -37,6 +37,11 @@ class ApiView(APIView):
         if not self.access.may(right, region_id):
             raise exceptions.PermissionDenied(f"This needs the right '{right}' (role {ROLE_FOR[right]}) {'here' if region_id else 'on the whole fleet'}.")
 
+    def require_anywhere(self, right: Right) -> None:
+        """403 that names the right, unless it is held on some region at least."""
+        if not self.access.may_anywhere(right):
+            raise exceptions.PermissionDenied(f"This needs the right '{right}' (role {ROLE_FOR[right]}) on some region.")
+
     def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
         done = super().finalize_response(request, response, *args, **kwargs)
         for name, value in getattr(request, "rate_headers", {}).items():
@@ -103,19 +108,13 @@ class ApiViewSet(ApiView, viewsets.GenericViewSet[Any]):
 
     def etag(self, instance: Any) -> str:
         """Strong tag of the object's own fields, whatever the caller expands or leaves out."""
-        data = self.get_serializer_class()(instance, context={"request": None, "view": self}).data
-        digest = hashlib.sha256(json.dumps(data, sort_keys=True, cls=DjangoJSONEncoder).encode()).hexdigest()
-        return f'"{digest[:32]}"'
+        return etag_of(self.get_serializer_class()(instance, context={"request": None, "view": self}).data)
 
     def locked_for_write(self) -> Any:
         """The object, locked, after If-Match was checked (428 without it, 412 when stale). Call inside a transaction."""
         instance = self.get_object()
         locked = type(instance)._default_manager.select_for_update().get(pk=instance.pk)
-        given = self.request.headers.get("If-Match", "")
-        if not given:
-            raise PreconditionRequired
-        if given.strip() != "*" and self.etag(instance) not in _tags(given):
-            raise PreconditionFailed
+        check_if_match(self.request, self.etag(instance))
         return locked
 
 
@@ -164,6 +163,21 @@ class WritableViewSet(ApiViewSet):
 
     def perform_destroy(self, instance: Any) -> None:
         instance.delete()
+
+
+def etag_of(data: Any) -> str:
+    """Strong tag of what an answer shows."""
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True, cls=DjangoJSONEncoder).encode()).hexdigest()
+    return f'"{digest[:32]}"'
+
+
+def check_if_match(request: Request, etag: str) -> None:
+    """428 without If-Match, 412 when it names another version than `etag`."""
+    given = request.headers.get("If-Match", "")
+    if not given:
+        raise PreconditionRequired
+    if given.strip() != "*" and etag not in _tags(given):
+        raise PreconditionFailed
 
 
 def _tags(header: str) -> list[str]:

@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from console.access import Right
 from console.api.base import ApiView, ApiViewSet
 from console.api.problems import Conflict, SourceUnavailable, Unprocessable, request_id
-from console.api.strict import ReadOnlySerializer, StrictSerializer
+from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from console.filters import AnyOfFilter
 from fleet import controls
 from fleet.models import Gpu, ObjectKind, ObservedControl, Policy
@@ -40,10 +40,6 @@ class ClockRangeSerializer(StrictSerializer):
     min_mhz = serializers.IntegerField()
     max_mhz = serializers.IntegerField()
     ends_at = serializers.DateTimeField()
-    reason = serializers.CharField(max_length=300)
-
-
-class ReasonSerializer(StrictSerializer):
     reason = serializers.CharField(max_length=300)
 
 

@@ -16,7 +16,11 @@ class StrictFilterBackend(DjangoFilterBackend):
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: APIView) -> QuerySet[Any]:
         filterset = self.get_filterset(request, queryset, view)
-        known = LIST_PARAMETERS | (set(filterset.form.fields) if filterset else set()) | set(getattr(view, "extra_parameters", ()))
+        known = (
+            getattr(view, "list_parameters", LIST_PARAMETERS)
+            | (set(filterset.form.fields) if filterset else set())
+            | set(getattr(view, "extra_parameters", ()))
+        )
         unknown = sorted(set(request.query_params) - known)
         if unknown:
             raise exceptions.ValidationError(dict.fromkeys(unknown, "Unknown parameter."))

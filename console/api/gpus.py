@@ -3,23 +3,18 @@
 from typing import Any
 
 from django.db.models import QuerySet
-from django.utils import timezone
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
-from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from console.api.base import ApiViewSet
+from console.api.charts import CHART_PATH, chart_answer, chart_schema
 from console.api.health import GpuHealthSerializer, HealthField
-from console.api.problems import SourceUnavailable
+from console.api.history import HistoryMixin
 from console.api.strict import ReadOnlySerializer
 from console.filters import GpuFilter, TenantWorkloadFilter, WorkloadFilter
-from console.views.charts import chart
-from fleet.models import Gpu, GpuReading, LastKnownReading, MigSlice, ProtectedPlacement, SliceReading, Workload
-from fleet.panels import PANELS, RANGES
+from fleet.models import Gpu, GpuReading, LastKnownReading, MigSlice, ObjectKind, ProtectedPlacement, SliceReading, Workload
 
 
 class MigSliceSerializer(ReadOnlySerializer):
@@ -105,10 +100,11 @@ class LiveSlices(serializers.Field[Any, Any, Any, Any]):
 _PREFETCHED = {"slices": "slices", "slice_readings": "slice_readings"}
 
 
-class GpuViewSet(ApiViewSet):
+class GpuViewSet(HistoryMixin, ApiViewSet):
     """GPUs by UUID. `expand=` takes health, reading (last values), last_known (of a silent site), slices and slice_readings."""
 
     scope_area = "gpus"
+    history_kind = ObjectKind.GPU
     serializer_class = GpuSerializer
     filterset_class = GpuFilter
     lookup_field = "uuid"
@@ -131,27 +127,13 @@ class GpuViewSet(ApiViewSet):
             *(path for name, path in _PREFETCHED.items() if name in expand)
         )
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("panel", OpenApiTypes.STR, OpenApiParameter.PATH, enum=sorted(PANELS)),
-            OpenApiParameter("range", OpenApiTypes.STR, enum=list(RANGES)),
-        ],
-        responses=OpenApiTypes.OBJECT,
-    )
-    @action(detail=True, methods=["get"], url_path=r"charts/(?P<panel>[a-z_]+)", filter_backends=[], pagination_class=None)
+    @chart_schema
+    @action(detail=True, methods=["get"], url_path=CHART_PATH, filter_backends=[], pagination_class=None)
     def charts(self, request: Request, panel: str, **kwargs: Any) -> Response:
         """Points of one chart (temperature, SM clock, power, engine) with unit, gaps as null, age and one sentence."""
         self.extra_parameters = ("range",)
         gpu = self.get_object()
-        word = request.query_params.get("range", "3h")
-        if panel not in PANELS:
-            raise ValidationError({"panel": f"One of {', '.join(sorted(PANELS))}."})
-        if word not in RANGES:
-            raise ValidationError({"range": f"One of {', '.join(RANGES)}."})
-        status, body = chart(PANELS[panel], {"UUID": gpu.uuid}, word, zone_name="UTC", now=timezone.now(), gpu=gpu)
-        if status != 200:
-            raise SourceUnavailable(body["reason"])
-        return Response({key: value for key, value in body.items() if key != "figure"})
+        return chart_answer(request, panel, {"UUID": gpu.uuid}, gpu=gpu)
 
 
 class WorkloadSerializer(ReadOnlySerializer):

@@ -4,11 +4,20 @@ from typing import Any
 
 import django_filters
 from django.db.models import Q, QuerySet
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
 
+from console.access import Right
 from console.api.base import ApiViewSet
-from console.api.strict import ReadOnlySerializer
+from console.api.problems import request_id
+from console.api.strict import ReadOnlySerializer, ReasonSerializer
 from console.filters import AnyOfFilter
+from fleet import clearing
 from fleet.models import DataQuality, Disagreement, Finding, GpuHealth, HealthState, HealthTransition, NodeHealth, SiteHealth, XidEvent
 
 NEVER = {"state": HealthState.UNKNOWN.value, "since": None, "cause": "never_reported", "why": "Has never reported."}
@@ -108,6 +117,22 @@ class FindingViewSet(SiteScoped):
 
     def get_queryset(self) -> QuerySet[Finding]:
         return self.in_scope(Finding.objects.select_related("site"))
+
+    @extend_schema(request=ReasonSerializer, responses=FindingSerializer)
+    @action(detail=True, methods=["post"], filter_backends=[], pagination_class=None)
+    def clear(self, request: Request, **kwargs: Any) -> Response:
+        """End an open finding, also a sticky one; what the newest readings still show opens again. One that is over stays as it is."""
+        finding = self.get_object()
+        self.require(Right.OPERATE, finding.site.region_id if finding.site else None)
+        body = ReasonSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        try:
+            done = clearing.clear_finding(
+                finding=finding, actor=request.user.get_username(), now=timezone.now(), request_id=request_id()[:64], **body.validated_data
+            )
+        except clearing.ClearingRefused as refused:
+            raise ValidationError(refused.errors) from refused
+        return Response(FindingSerializer(done).data)
 
 
 class TransitionSerializer(ReadOnlySerializer):

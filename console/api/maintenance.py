@@ -14,9 +14,8 @@ from rest_framework.response import Response
 
 from console.access import Right
 from console.api.base import ApiViewSet
-from console.api.controls import ReasonSerializer
 from console.api.problems import request_id
-from console.api.strict import ReadOnlySerializer, StrictSerializer
+from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from console.filters import AnyOfFilter
 from fleet import maintenance
 from fleet.models import MaintenanceWindow, ObjectKind

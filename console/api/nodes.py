@@ -9,10 +9,11 @@ from rest_framework import serializers
 from console.access import Right
 from console.api.base import WritableViewSet
 from console.api.health import HealthField, NodeHealthSerializer
+from console.api.history import HistoryMixin
 from console.api.places import ScopedSlugField
 from console.api.strict import ReadOnlySerializer, StrictModelSerializer
 from console.filters import NodeFilter
-from fleet.models import AgentConnection, Node, ServiceReading
+from fleet.models import AgentConnection, Node, ObjectKind, ServiceReading
 
 
 class NodeSerializer(StrictModelSerializer):
@@ -65,10 +66,11 @@ class AgentField(serializers.Field[Any, Any, Any, Any]):
         return None if connection is None else AgentConnectionSerializer(connection).data
 
 
-class NodeViewSet(WritableViewSet):
+class NodeViewSet(HistoryMixin, WritableViewSet):
     """Nodes. `expand=` takes health, agent, services (node-exporter, Triton, vLLM) and topology."""
 
     scope_area = "nodes"
+    history_kind = ObjectKind.NODE
     serializer_class = NodeSerializer
     filterset_class = NodeFilter
     ordering_fields = {"id": "pk", "host_name": "host_name", "site": "site__code", "role": "role"}

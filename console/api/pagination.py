@@ -7,31 +7,17 @@ from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db import connection
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, Q
 from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import remove_query_param, replace_query_param
 
-EXACT_TO = 10_000
+from console.counts import bounded_count
+
 DEFAULT_SIZE = 50
 LARGEST_SIZE = 1_000
-
-
-def bounded_count(queryset: QuerySet[Any]) -> tuple[int, bool]:
-    """(count, is it estimated): exact up to `EXACT_TO`, beyond that the planner's estimate, never below what was counted."""
-    bounded = queryset.order_by().values("pk")[: EXACT_TO + 1]
-    exact = bounded.count()
-    if exact <= EXACT_TO:
-        return exact, False
-    sql, parameters = queryset.order_by().values("pk").query.sql_with_params()
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}", parameters)
-        row = cursor.fetchone()
-    plan = row[0] if not isinstance(row[0], str) else json.loads(row[0])
-    return max(exact, int(plan[0]["Plan"]["Plan Rows"])), True
 
 
 class KeysetPagination(BasePagination):
@@ -43,7 +29,7 @@ class KeysetPagination(BasePagination):
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         self.request = request
         self.size = self._size(request)
-        name, path, descending = self._ordering(request, view)
+        name, path, descending = self.ordering_of(request, view)
         self.count, self.count_is_estimate = bounded_count(queryset)
         backwards = False
         after = request.query_params.get("cursor")
@@ -96,7 +82,7 @@ class KeysetPagination(BasePagination):
         return int(text)
 
     @staticmethod
-    def _ordering(request: Request, view: Any) -> tuple[str, str, bool]:
+    def ordering_of(request: Request, view: Any) -> tuple[str, str, bool]:
         text = request.query_params.get("ordering") or view.default_ordering
         path = view.ordering_fields.get(text.removeprefix("-"))
         if path is None:

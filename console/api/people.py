@@ -5,6 +5,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
@@ -19,7 +20,7 @@ from console.api.problems import Conflict
 from console.api.scopes import SCOPE_AREAS, SCOPES
 from console.api.strict import ReadOnlySerializer, StrictSerializer
 from console.models import ApiToken, RoleGrant, User
-from console.tokens import issue_token, revoke_token
+from console.tokens import issue_token, revoke_token, rotate_token
 from fleet.models import Region, Site
 from tenants.models import Membership, NamespaceMapping, Tenant
 
@@ -108,6 +109,12 @@ class UserViewSet(AdministratorViewSet):
         refused(lambda: people.set_active(user=user, actor=self.actor, now=timezone.now(), **body.validated_data))
         user.refresh_from_db()
         return Response(UserSerializer(user).data)
+
+    @extend_schema(request=None, responses=OpenApiTypes.OBJECT)
+    @action(detail=True, methods=["post"], filter_backends=[], pagination_class=None)
+    def end_sessions(self, request: Request, **kwargs: Any) -> Response:
+        """Sign the user out everywhere."""
+        return Response({"ended": people.end_sessions(user=self.get_object(), actor=self.actor, now=timezone.now())})
 
 
 class RoleGrantSerializer(StrictSerializer):
@@ -297,6 +304,21 @@ class TokenViewSet(ApiViewSet):
         except ValueError as error:
             field, _, text = str(error).partition(": ")
             raise ValidationError({field: text}) from error
+        return Response(TokenSerializer(token).data | {"secret": secret}, status=201)
+
+    @extend_schema(request=None, responses={201: IssuedTokenSerializer})
+    @action(detail=True, methods=["post"], filter_backends=[], pagination_class=None)
+    def rotate(self, request: Request, **kwargs: Any) -> Response:
+        """A new token with the same name, scopes and length of life; the old one ends now."""
+        if isinstance(request.auth, ApiToken):
+            raise PermissionDenied("A token cannot make tokens: sign in.")
+        old = self.get_object()
+        if old.user_id != request.user.pk and not old.user.is_service_account:
+            raise PermissionDenied("Only its owner, or for a service account an administrator, gets a new secret.")
+        try:
+            token, secret = rotate_token(token=old, now=timezone.now(), actor=request.user)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise Conflict(str(error)) from error
         return Response(TokenSerializer(token).data | {"secret": secret}, status=201)
 
     def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:

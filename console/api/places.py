@@ -7,14 +7,19 @@ from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db.models import Count, Q, QuerySet
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
 from timezone_field import TimeZoneField
 
 from console.access import Right
 from console.api.base import WritableViewSet
+from console.api.charts import CHART_PATH, chart_answer, chart_schema
 from console.api.health import HealthField, SiteHealthSerializer
+from console.api.history import HistoryMixin
 from console.api.strict import StrictModelSerializer
 from console.filters import RegionFilter, SiteFilter
-from fleet.models import Area, HealthState, Region, Site
+from fleet.models import Area, HealthState, ObjectKind, Region, Site
 
 
 class ScopedSlugField(serializers.SlugRelatedField[Any]):
@@ -36,10 +41,11 @@ class AreaSerializer(StrictModelSerializer):
         fields = ["slug", "name"]
 
 
-class AreaViewSet(WritableViewSet):
+class AreaViewSet(HistoryMixin, WritableViewSet):
     """Markets. Changing one needs the right `import` on the whole fleet."""
 
     scope_area = "sites"
+    history_kind = ObjectKind.AREA
     serializer_class = AreaSerializer
     lookup_field = "slug"
     ordering_fields = {"slug": "slug", "name": "name"}
@@ -68,10 +74,11 @@ class RegionSerializer(StrictModelSerializer):
         return {"all": region.sites_all, **{state: getattr(region, f"sites_{state}") for state in HealthState.values}}
 
 
-class RegionViewSet(WritableViewSet):
+class RegionViewSet(HistoryMixin, WritableViewSet):
     """Regional edges and the central cloud, with how many of their sites are in which state."""
 
     scope_area = "sites"
+    history_kind = ObjectKind.REGION
     serializer_class = RegionSerializer
     filterset_class = RegionFilter
     lookup_field = "slug"
@@ -115,10 +122,11 @@ class SiteSerializer(StrictModelSerializer):
         fields = ["code", "name", "kind", "region", "latitude", "longitude", "time_zone", "power_feed", "power_feed_watts", "expected_nodes"]
 
 
-class SiteViewSet(WritableViewSet):
+class SiteViewSet(HistoryMixin, WritableViewSet):
     """Sites. `expand=health` adds state, since, why and the roll-up of nodes and GPUs."""
 
     scope_area = "sites"
+    history_kind = ObjectKind.SITE
     serializer_class = SiteSerializer
     filterset_class = SiteFilter
     lookup_field = "code"
@@ -129,6 +137,14 @@ class SiteViewSet(WritableViewSet):
 
     def get_queryset(self) -> QuerySet[Site]:
         return self.access.sites().select_related("region", "health")
+
+    @chart_schema
+    @action(detail=True, methods=["get"], url_path=CHART_PATH, filter_backends=[], pagination_class=None)
+    def charts(self, request: Request, panel: str, **kwargs: Any) -> Response:
+        """Points of one chart over the GPUs of the site: hottest temperature, mean clock, sum of power, mean use."""
+        self.extra_parameters = ("range",)
+        site = self.get_object()
+        return chart_answer(request, panel, {"site": site.code}, site_code=site.code)
 
     def allow_write(self, instance: Any, values: Mapping[str, Any]) -> None:
         if instance is not None:

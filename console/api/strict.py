@@ -5,17 +5,27 @@ import math
 from typing import Any
 
 from django.db import models
-from rest_framework import serializers
-from rest_framework.exceptions import ParseError, ValidationError
+from rest_framework import serializers, status
+from rest_framework.exceptions import APIException, ParseError, ValidationError
 from rest_framework.parsers import JSONParser
 
 MAX_DEPTH = 40
+MAX_BYTES = 4 * 1024 * 1024
+
+
+class TooLarge(APIException):
+    status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
+    default_detail = "The body is larger than what is read here."
+    default_code = "too_large"
 
 
 class StrictJSONParser(JSONParser):
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
+        raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise TooLarge(f"At most {MAX_BYTES:,} bytes of JSON are read.")
         try:
-            body = json.loads(stream.read().decode("utf-8"))
+            body = json.loads(raw.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise ParseError(f"The body is not JSON: {error}") from error
         refuse_unusable(body)
@@ -67,6 +77,12 @@ class StrictSerializer(serializers.Serializer[Any]):
     def to_internal_value(self, data: Any) -> Any:
         refuse_unknown_fields(self, data)
         return super().to_internal_value(data)
+
+
+class ReasonSerializer(StrictSerializer):
+    """The body of an act that needs nothing but its reason."""
+
+    reason = serializers.CharField(max_length=300)
 
 
 class StrictModelSerializer(serializers.ModelSerializer[Any]):

@@ -4,7 +4,27 @@ from django.urls import URLPattern, URLResolver, include, path
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
-from console.api import about, agents, controls, docs, gpus, health, maintenance, nodes, people, places, senders
+from console.api import (
+    about,
+    agents,
+    audit,
+    controls,
+    docs,
+    exports,
+    gpus,
+    health,
+    imports,
+    jobs,
+    maintenance,
+    nodes,
+    people,
+    places,
+    profile,
+    saved_views,
+    search,
+    senders,
+    service_discovery,
+)
 
 router = SimpleRouter(use_regex_path=True)
 router.register("areas", places.AreaViewSet, basename="api-area")
@@ -28,12 +48,27 @@ router.register("transitions", health.TransitionViewSet, basename="api-transitio
 router.register("disagreements", health.DisagreementViewSet, basename="api-disagreement")
 router.register("data-quality", health.DataQualityViewSet, basename="api-data-quality")
 router.register("xid-events", health.XidEventViewSet, basename="api-xid-event")
+router.register("jobs", jobs.JobViewSet, basename="api-job")
+router.register("imports", imports.ImportViewSet, basename="api-import")
+router.register("views", saved_views.SavedViewViewSet, basename="api-view")
+router.register("sessions", profile.SessionViewSet, basename="api-session")
+router.register("audit", audit.AuditViewSet, basename="api-audit")
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/about", about.AboutView.as_view(), name="api-about"),
     path("v1/gpus/<str:uuid>/clock-range", controls.ClockRangeView.as_view(), name="api-clock-range"),
     path("v1/nodes/enrolment-bundles", agents.EnrolmentBundlesView.as_view(), name="api-enrolment-bundles"),
     path("v1/nodes/<int:pk>/revoke-agent", agents.RevokeAgentView.as_view(), name="api-revoke-agent"),
+    path("v1/sd/<str:job>", service_discovery.service_discovery, name="api-service-discovery"),
+    path("v1/sites/export", exports.SiteExport.as_view({"get": "export"}), name="api-site-export"),
+    path("v1/nodes/export", exports.NodeExport.as_view({"get": "export"}), name="api-node-export"),
+    path("v1/gpus/export", exports.GpuExport.as_view({"get": "export"}), name="api-gpu-export"),
+    path("v1/jobs/<uuid:job>/log/", jobs.JobLogViewSet.as_view({"get": "list"}), name="api-job-log"),
+    path("v1/imports/<uuid:job>/rows/", imports.ImportRowViewSet.as_view({"get": "list"}), name="api-import-rows"),
+    path("v1/search", search.SearchView.as_view(), name="api-search"),
+    path("v1/profile", profile.ProfileView.as_view(), name="api-profile"),
+    path("v1/profile/password", profile.OwnPasswordView.as_view(), name="api-profile-password"),
+    path("v1/sessions/revoke-others", profile.SessionViewSet.as_view({"post": "revoke_others"}), name="api-sessions-revoke-others"),
     path("v1/", include(router.urls)),
     path("schema/", SpectacularAPIView.as_view(), name="api-schema"),
     path("docs/", docs.docs, name="api-docs"),

@@ -78,7 +78,6 @@ class Changes:
     verdicts: list[VerdictChange] = field(default_factory=list)
     findings: list[FindingChange] = field(default_factory=list)
     xids: list[XidEventChange] = field(default_factory=list)
-    silenced_site_rows: list[int] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -89,7 +88,6 @@ class Changes:
         self.verdicts += later.verdicts
         self.findings += later.findings
         self.xids += later.xids
-        self.silenced_site_rows += later.silenced_site_rows
 
 
 def newest_findings(findings: list[FindingChange]) -> list[FindingChange]:

@@ -235,6 +235,10 @@ def _presence(facts: GpuFacts, thresholds: Thresholds, undecided: set[str]) -> l
     return [replace(_LOST, why=f"Its series stopped at {when} while {others}.", since=facts.sampled_at, evidence=evidence)]
 
 
+def _since(at: float) -> str:
+    return f"silent since {clock_time(at)}" if is_known(at) else "not heard yet"
+
+
 def node_conditions(facts: NodeFacts, thresholds: Thresholds) -> tuple[list[Condition], set[str]]:
     """Conditions of a node itself (its GPUs have their own), and the codes that the moment cannot judge."""
     found: list[Condition] = []
@@ -249,7 +253,7 @@ def node_conditions(facts: NodeFacts, thresholds: Thresholds) -> tuple[list[Cond
                 code="exporter_down",
                 severity=Severity.MAJOR,
                 state=State.DEGRADED if facts.has_agent else State.UNKNOWN,
-                why=f"GPU exporter silent since {clock_time(facts.exporter_at)} ({answer}); {agent}.",
+                why=f"GPU exporter {_since(facts.exporter_at)} ({answer}); {agent}.",
                 since=facts.exporter_at if is_known(facts.exporter_at) else facts.now,
                 advised="Restart the GPU exporter on the node.",
                 evidence=ages,
@@ -277,7 +281,7 @@ def node_conditions(facts: NodeFacts, thresholds: Thresholds) -> tuple[list[Cond
                 code="agent_silent",
                 severity=Severity.MINOR,
                 state=State.DEGRADED,
-                why=f"The node's agent is silent since {clock_time(facts.heartbeat_at)}; telemetry still comes. The node cannot be controlled.",
+                why=f"The node's agent {_since(facts.heartbeat_at)}; telemetry still comes. The node cannot be controlled.",
                 since=facts.heartbeat_at if is_known(facts.heartbeat_at) else facts.now,
                 advised="Check the agent's service on the node.",
                 evidence=ages,

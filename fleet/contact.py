@@ -114,11 +114,10 @@ def view_contact(
     site[site_ever & ~site_speaks] = CODE[Contact.LINK_DOWN]
 
     region = np.asarray(site_region, dtype=np.int64)
-    regions = _silent_regions(region, site == CODE[Contact.LINK_DOWN], site_ever, site_at, thresholds, agents_heard=False)
-    for number, (found, members) in regions.items():
+    regions, members = _silent_regions(region, site == CODE[Contact.LINK_DOWN], site_ever, site_at, thresholds, agents_heard=False)
+    if len(members):
         site[members] = CODE[Contact.REGION_SILENT]
-        node[(node == CODE[Contact.LINK_DOWN]) & with_site & np.isin(site_of, members)] = CODE[Contact.REGION_SILENT]
-        regions[number] = (found, members)
+        node[(node == CODE[Contact.LINK_DOWN]) & with_site & (site[site_of] == CODE[Contact.REGION_SILENT])] = CODE[Contact.REGION_SILENT]
 
     # Telemetry alone is gone from most of a region while agents speak: its Prometheus. A fresh `up` = 0 says the opposite: it lives and cannot scrape.
     with np.errstate(invalid="ignore"):
@@ -126,11 +125,10 @@ def view_contact(
     deaf = (node == CODE[Contact.EXPORTER_DOWN]) & agent_alive & ~scraped & ~np.isnan(exporter_at) & with_site
     if deaf.any():
         ever = ~np.isnan(exporter_at) & with_site & node_active
-        by_node = _silent_regions(region[site_of], deaf, ever, exporter_at, thresholds, agents_heard=True)
-        for number, (found, members) in by_node.items():
-            node[members] = CODE[Contact.REGION_SILENT]
-            node_at[members] = exporter_at[members]
-            regions.setdefault(number, (found, members))
+        by_node, members = _silent_regions(region[site_of], deaf, ever, exporter_at, thresholds, agents_heard=True)
+        node[members] = CODE[Contact.REGION_SILENT]
+        node_at[members] = exporter_at[members]
+        regions = by_node | regions
     return ContactView(
         exporter_at=exporter_at,
         exporter_fresh=exporter_fresh,
@@ -140,25 +138,30 @@ def view_contact(
         node_at=node_at,
         site=site,
         site_at=site_at,
-        regions={number: found for number, (found, _) in regions.items()},
+        regions=regions,
     )
 
 
 def _silent_regions(
     region: NDArray[np.int64], silent: Flags, ever: Flags, at: Floats, thresholds: Thresholds, *, agents_heard: bool
-) -> dict[int, tuple[RegionSilence, NDArray[np.intp]]]:
-    """Regions of which more than the allowed share of members that ever spoke fell silent together, with the rows of those that did."""
-    found: dict[int, tuple[RegionSilence, NDArray[np.intp]]] = {}
+) -> tuple[dict[int, RegionSilence], NDArray[np.intp]]:
+    """Regions of which more than the allowed share of members that ever spoke fell silent together, and the rows of all that did."""
+    found: dict[int, RegionSilence] = {}
+    together: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
     rows = np.flatnonzero(silent)
     if len(rows) < thresholds.region_silent_sites:
-        return found
-    numbers, counts = np.unique(region[rows], return_counts=True)
-    for number in numbers[counts >= thresholds.region_silent_sites]:
-        total = int(np.count_nonzero(ever & (region == number)))
-        members = rows[region[rows] == number]
-        if len(members) <= thresholds.region_silent_ratio * total:
+        return found, together[0]
+    rows = rows[np.argsort(region[rows], kind="stable")]
+    numbers, starts, counts = np.unique(region[rows], return_index=True, return_counts=True)
+    spoke, totals = np.unique(region[ever], return_counts=True)
+    total_of = dict(zip(spoke.tolist(), totals.tolist(), strict=True))
+    for number, start, count in zip(numbers.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        total = total_of.get(number, 0)
+        if count < thresholds.region_silent_sites or count <= thresholds.region_silent_ratio * total:
             continue
+        members = rows[start : start + count]
         members = members[np.abs(at[members] - np.median(at[members])) <= 2 * thresholds.together_seconds]
         if len(members) >= thresholds.region_silent_sites and len(members) > thresholds.region_silent_ratio * total:
-            found[int(number)] = (RegionSilence(len(members), total, float(at[members].max()), agents_heard), members)
-    return found
+            found[number] = RegionSilence(len(members), total, float(at[members].max()), agents_heard)
+            together.append(members)
+    return found, np.concatenate(together)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet.changes import Changes, FindingChange, Kind, ObjectRef
 from fleet.contact import RegionSilence, view_contact
@@ -30,7 +31,7 @@ class Evaluator:
         self._sites = SiteJudge(Kind.SITE, thresholds)
         self._judges: Mapping[Kind, Judge] = {Kind.GPU: self._gpus, Kind.NODE: self._nodes, Kind.SITE: self._sites}
         self._regions: dict[int, Condition] = {}
-        self._version = -1
+        self._homes: tuple[NDArray[np.int32], NDArray[np.int32]] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
         self._gpus_of: dict[int, list[int]] = {}
         self._nodes_of: dict[int, list[int]] = {}
         self._listening_since = NAN
@@ -105,8 +106,9 @@ class Evaluator:
         self._gpus.objects.grow(len(live.gpu_uuid))
         self._nodes.objects.grow(len(live.node_host))
         self._sites.objects.grow(len(live.site_code))
-        if self._version != live.version:
-            self._version = live.version
+        homes = (live.gpu_node_row, live.node_site_row)
+        if not all(np.array_equal(old, new) for old, new in zip(self._homes, homes, strict=True)):
+            self._homes = (homes[0].copy(), homes[1].copy())
             self._gpus_of, self._nodes_of = {}, {}
             for row, node in enumerate(live.gpu_node_row.tolist()):
                 self._gpus_of.setdefault(node, []).append(row)

@@ -35,6 +35,7 @@ class GpuJudge(Judge):
             Sign.PCIE_REPLAY: ("pcie_replay_total", Rising(thresholds.pcie_replays, rising, window)),
         }
         self._signs: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._touched: set[int] = set()  # something became known of their XIDs and waits to be told
 
     def seed(self, row: int, condition: Condition) -> None:
         """An open finding: XIDs become marks and counted errors rises again, so that their windows go on."""
@@ -97,16 +98,14 @@ class GpuJudge(Judge):
             | self._signs.astype(np.int64) << 10
             | judged.astype(np.int64) << 20
         )
-        due = self.objects.due(bits, view.gpu_at, now)
-        due[list(touched)] = True
-        due &= live.gpu_active
-        if view.listening:
-            due &= view.gpu_fresh | (node_contact == CODE[Contact.NEVER])
-        self.objects.bits[due] = bits[due]
+        self._touched |= touched
+        self.objects.judge_again(touched)
+        may = live.gpu_active & (view.gpu_fresh | (node_contact == CODE[Contact.NEVER])) if view.listening else live.gpu_active
+        rows = self.objects.take_due(bits, view.gpu_at, may, now)
 
         values = {name: live.gpu_values[GPU_FIELD_INDEX[name]] for name in ("gpu_temperature_celsius", "sm_clock_hertz", "power_watts", "ecc_dbe_total")}
         moved: set[int] = set()
-        for row in np.flatnonzero(due).tolist():
+        for row in rows:
             node = int(node_of[row])
             said = view.roster.reported.get(row)
             fault = view.roster.driver_fault.get(node)
@@ -146,8 +145,9 @@ class GpuJudge(Judge):
             last_xid, last_xid_at = self.xids.last_of(row)
             ref = view.ref(Kind.GPU, live.gpu_uuid[row], int(live.gpu_id[row]), int(live.gpu_site_row[row]))
             columns = {"last_xid": last_xid, "last_xid_at": last_xid_at}
-            if self.conclude(row, ref, held, verdict, now, changes, at=facts.sampled_at, columns=columns, always=row in touched):
+            if self.conclude(row, ref, held, verdict, now, changes, at=facts.sampled_at, columns=columns, always=row in self._touched):
                 moved.add(row)
+        self._touched.difference_update(rows)
         return moved
 
     def _read_signs(self, view: View, slowdown: Floats) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from fleet.changes import Kind
 from fleet.health import AgentWord, Condition, Held, Maintenance, Severity, State, Thresholds, Verdict, duration
 
 Floats = NDArray[np.float64]
+MOST_A_TICK = 5000
 T = TypeVar("T", bound=np.generic)
 
 STATES: tuple[State, ...] = (State.OK, State.DEGRADED, State.DOWN, State.UNKNOWN, State.MAINTENANCE)  # in the order of their numbers in frames
@@ -103,10 +104,20 @@ class Objects:
         self.active = padded(self.active, count, False)
         self.verdict += [None] * (count - len(self.verdict))
 
-    def due(self, bits: NDArray[np.int64], sampled_at: Floats, now: float) -> NDArray[np.bool_]:
-        """Rows to judge anew: other bits than the last time, a hold that ran out, or the sample that a condition waited for."""
+    def take_due(self, bits: NDArray[np.int64], sampled_at: Floats, may: NDArray[np.bool_], now: float) -> list[int]:
+        """Rows to judge now, of those that may be judged: other bits than the last time, a hold that ran out, or the sample that a condition waited for.
+
+        At most `MOST_A_TICK`; the others stay due, so that a wide outage does not stop the live pages.
+        """
         with np.errstate(invalid="ignore"):
-            return np.asarray((bits != self.bits) | (self.wake_at <= now) | (sampled_at > self.unconfirmed_at), dtype=np.bool_)
+            due = may & ((bits != self.bits) | (self.wake_at <= now) | (sampled_at > self.unconfirmed_at))
+        rows = np.flatnonzero(due)[:MOST_A_TICK]
+        self.bits[rows] = bits[rows]
+        return [int(row) for row in rows]
+
+    def judge_again(self, rows: Iterable[int]) -> None:
+        """These rows are due whatever their bits."""
+        self.bits[list(rows)] = -1
 
     def set_verdict(self, row: int, verdict: Verdict | None) -> None:
         self.verdict[row] = verdict

@@ -33,6 +33,7 @@ NEWS_SECONDS = 5.0
 INVENTORY_SECONDS = 30.0
 CELLS_SECONDS = 10.0  # how often a site's roll-up is stored; in large fleets less often
 CELLS_A_SECOND = 1000
+WRITES_A_TICK = 6000  # verdicts, and findings; what is over waits for the next tick
 NOTICES = 300  # more than this at once is a flood: the pages refetch
 _PRESENCE_CAUSES = frozenset({"gpu_lost", "never_reported"})
 _KIND_RANK = {Kind.REGION: 0, Kind.SITE: 1, Kind.NODE: 2, Kind.GPU: 3}
@@ -67,7 +68,7 @@ class HealthStore:
         self.write_failures_total = 0
         self._pending = Changes()
         self._news_at = self._inventory_at = self._failed_at = float("-inf")
-        self._live_version = -1
+        self._read_rows = (0, 0)
         self._taken_clearings: set[int] = set()
         self._tick = 0
         self._present: dict[int, float] = {}
@@ -174,7 +175,7 @@ class HealthStore:
         if now - self._failed_at < 1.0:
             return
         try:
-            if now - self._inventory_at >= INVENTORY_SECONDS or live.version != self._live_version:
+            if now - self._inventory_at >= INVENTORY_SECONDS or self._read_rows != (len(live.gpu_uuid), len(live.node_host)):
                 self._read_inventory(live, now)
                 health_rows.retire_gone(as_datetime(now))
             if now - self._news_at >= NEWS_SECONDS:
@@ -183,9 +184,8 @@ class HealthStore:
             self._failed("health_refresh_failed", error, now)
 
     def _read_inventory(self, live: LiveState, now: float) -> None:
-        version = live.version
         read_inventory(self.roster, live)
-        self._inventory_at, self._live_version = now, version
+        self._inventory_at, self._read_rows = now, (len(live.gpu_uuid), len(live.node_host))
 
     def _read_news(self, live: LiveState, now: float) -> None:
         since = self._news_at if self._news_at > 0 else now
@@ -195,8 +195,8 @@ class HealthStore:
     # Writing
 
     def _write(self, live: LiveState, now: float) -> list[dict[str, Any]]:
-        """Store what waits; returns the notices of what was stored now."""
-        pending = self._pending
+        """Store what waits, sites first and not more than a tick can bear; returns the notices of what was stored now."""
+        pending, later = _first_part(self._pending)
         self._tick += 1
         sites, nodes = self._due_rows(live, pending)
         try:
@@ -217,7 +217,7 @@ class HealthStore:
             except (OperationalError, InterfaceError) as away:
                 self._failed("health_write_failed", away, now)  # all of it again: storing twice changes nothing
                 return []
-        self._pending = Changes()
+        self._pending = later
         self._tell_presence(pending.verdicts, now)
         return _notices(pending)
 
@@ -273,6 +273,16 @@ class HealthStore:
         self._failed_at = now
         log.warning(event, error=str(error), pending=self.pending)
         connection.close()
+
+
+def _first_part(waiting: Changes) -> tuple[Changes, Changes]:
+    """(what is stored now, what waits): sites before nodes before GPUs, each object's changes in their order."""
+    verdicts = sorted(waiting.verdicts, key=lambda change: _KIND_RANK[change.object.kind])
+    findings = sorted(waiting.findings, key=lambda change: _KIND_RANK[change.object.kind])
+    return (
+        Changes(verdicts[:WRITES_A_TICK], findings[:WRITES_A_TICK], waiting.xids),
+        Changes(verdicts[WRITES_A_TICK:], findings[WRITES_A_TICK:]),
+    )
 
 
 def _notices(stored: Changes) -> list[dict[str, Any]]:

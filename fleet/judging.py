@@ -179,15 +179,11 @@ class NodeJudge(Judge):
             | np.minimum(suspects, 255) << 24
             | view.has_agent.astype(np.int64) << 32
         )
-        due = self.objects.due(bits, contact.exporter_at, now)
-        due[[int(live.gpu_node_row[row]) for row in moved_gpus]] = True
-        due &= live.node_active
-        if view.listening:
-            due &= contact.exporter_fresh | (contact.node == CODE[Contact.NEVER])
-        self.objects.bits[due] = bits[due]
+        self.objects.judge_again(int(live.gpu_node_row[row]) for row in moved_gpus)
+        may = live.node_active & (contact.exporter_fresh | (contact.node == CODE[Contact.NEVER])) if view.listening else live.node_active
 
         moved: set[int] = set()
-        for row in np.flatnonzero(due).tolist():
+        for row in self.objects.take_due(bits, contact.exporter_at, may, now):
             gpus = [gpu for gpu in gpus_of.get(row, []) if live.gpu_active[gpu]]
             fault = view.roster.driver_fault.get(row) if contact.agent_alive[row] else None
             facts = NodeFacts(
@@ -260,14 +256,11 @@ class SiteJudge(Judge):
             | np.minimum(cells.gpus_expected, 65535) << 20
             | np.minimum(cells.nodes_reporting, 65535) << 36
         )
-        due = self.objects.due(bits, contact.site_at, now)
-        due[[int(live.gpu_site_row[row]) for row in moved_gpus] + [int(live.node_site_row[row]) for row in moved_nodes]] = True
-        due &= live.site_active
-        if view.listening:
-            due &= (cells.nodes_reporting > 0) | (contact.site == CODE[Contact.NEVER])
-        self.objects.bits[due] = bits[due]
+        self.objects.judge_again(int(live.gpu_site_row[row]) for row in moved_gpus)
+        self.objects.judge_again(int(live.node_site_row[row]) for row in moved_nodes)
+        may = live.site_active & ((cells.nodes_reporting > 0) | (contact.site == CODE[Contact.NEVER])) if view.listening else live.site_active
 
-        for row in np.flatnonzero(due).tolist():
+        for row in self.objects.take_due(bits, contact.site_at, may, now):
             nodes = [node for node in nodes_of.get(row, []) if live.node_active[node]]
             gpus = [gpu for node in nodes for gpu in gpus_of.get(node, []) if live.gpu_active[gpu]]
             silence = contact.regions.get(int(live.site_region[row]))
@@ -288,9 +281,7 @@ class SiteJudge(Judge):
             parts = (node_judge.children(nodes, live.node_host), gpu_judge.children(gpus, live.gpu_uuid))
             verdict = follow(before, site_verdict(facts, active_conditions(held), *parts, before), now)
             ref = view.ref(Kind.SITE, live.site_code[row], int(live.site_id[row]), row)
-            moved = self.conclude(row, ref, held, verdict, now, changes, at=facts.contact_at)
-            if moved and is_known(float(cells.silent_since[row])):
-                changes.silenced_site_rows.append(row)
+            self.conclude(row, ref, held, verdict, now, changes, at=facts.contact_at)
         cells.state, cells.since = self.objects.state, self.objects.since
         self.cells = cells
 

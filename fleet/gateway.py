@@ -16,6 +16,7 @@ django.setup()
 
 import structlog  # noqa: E402 - Django has to be set up before its models are imported
 from django.conf import settings  # noqa: E402
+from django.core.checks import ERROR, Tags, run_checks  # noqa: E402
 from prometheus_client import CollectorRegistry, Gauge, generate_latest  # noqa: E402
 
 from agent.protocol import CloseCode, EnrolRequest, ProtocolError  # noqa: E402
@@ -45,6 +46,9 @@ class Gateway:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
+        if refusals := unsafe_settings():
+            await send({"type": "lifespan.startup.failed", "message": "Refusing to start:\n" + "\n".join(f"- {refusal}" for refusal in refusals)})
+            return
         raise_descriptor_limit()
         self._hub = Hub(redis_url=settings.REDIS_URL, heartbeat_seconds=settings.HEARTBEAT_SECONDS)
         await self._hub.start()
@@ -144,6 +148,14 @@ async def problem(send: Send, status: int, title: str, detail: str, field: str =
     if field:
         values["errors"] = [{"pointer": "/" + field.replace(".", "/"), "detail": detail}]
     await respond(send, status, b"application/problem+json", json.dumps(values).encode())
+
+
+def unsafe_settings() -> list[str]:
+    """Every setting under which the gateway must not run, with its fix."""
+    found = [f"{message.msg} {message.hint or ''}".strip() for message in run_checks(tags=[Tags.security]) if message.level >= ERROR]
+    if settings.SIGNING_KEY_FILE:
+        found.append("MASTHEAD_SIGNING_KEY_FILE is set: who takes over the gateway could then sign documents. Give the key to web and worker only.")
+    return found
 
 
 def raise_descriptor_limit() -> None:

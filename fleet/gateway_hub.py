@@ -46,8 +46,8 @@ DATABASE_THREADS = 4
 FLUSH_SECONDS = 1.0
 CHECK_SECONDS = 2.0
 POLL_SECONDS = 15.0
-MISSED_HEARTBEATS = 3
-HEARTBEAT_GRACE_SECONDS = 5.0
+# So many may be late or lost before a socket counts as dead.
+MISSED_HEARTBEATS = 4
 AUTH_BATCH = 1000
 REPORT_BATCH = 20
 MOST_OBSERVATIONS = 200_000
@@ -347,7 +347,7 @@ class Hub:
                 session = self.sessions.get(node_id)
                 if session is not None and session.key == key:
                     self.close_soon(session, CloseCode.REVOKED, "This key was revoked.")
-            oldest = asyncio.get_running_loop().time() - MISSED_HEARTBEATS * self.heartbeat_seconds - HEARTBEAT_GRACE_SECONDS
+            oldest = asyncio.get_running_loop().time() - MISSED_HEARTBEATS * self.heartbeat_seconds
             for session in [session for session in self.sessions.values() if session.last_seen < oldest]:
                 self.close_soon(session, CloseCode.TOO_SLOW, "No heartbeat.")
                 self.left(session)

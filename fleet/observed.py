@@ -88,6 +88,7 @@ class ControlView:
 
     `state`: pending (the agent has not answered the newest document yet), applied, drifted, failed, refused, ended, or scheduled.
     `policy` is the one in force (None: nothing is desired now); `observed` is None before the first report.
+    `refusal` says why the agent did not take the newest document ("" when it did, or has not answered).
     """
 
     control: str
@@ -96,6 +97,7 @@ class ControlView:
     state: str
     observed: ObservedControl | None
     agent_connected: bool
+    refusal: str = ""
 
     @property
     def drifted(self) -> bool:
@@ -111,7 +113,7 @@ def controls_of(gpus: Iterable[Gpu], *, now: datetime) -> dict[str, list[Control
     found = list(gpus)
     uuids = [gpu.uuid for gpu in found]
     node_ids = {gpu.node_id for gpu in found}
-    connected = set(AgentConnection.objects.filter(node_id__in=node_ids, connected=True).values_list("node_id", flat=True))
+    contacts = {contact.node_id: contact for contact in AgentConnection.objects.filter(node_id__in=node_ids).only("connected", "refusal")}
     versions = dict(DesiredDocument.objects.filter(node_id__in=node_ids).values_list("node_id").annotate(newest=Max("version")))
     policies: dict[tuple[str, str], Policy] = {}
     for policy in Policy.objects.in_force(now).filter(scope_kind=ObjectKind.GPU, scope_key__in=uuids).select_related("created_by").order_by("created_at", "pk"):
@@ -125,7 +127,9 @@ def controls_of(gpus: Iterable[Gpu], *, now: datetime) -> dict[str, list[Control
             held = policies.get((gpu.uuid, control))
             seen = observed.get((gpu.node_id, gpu.uuid, control))
             state = _state(held, seen, versions.get(gpu.node_id, 0))
-            views[gpu.uuid].append(ControlView(control, gpu.uuid, held, state, seen, gpu.node_id in connected))
+            contact = contacts.get(gpu.node_id)
+            view = ControlView(control, gpu.uuid, held, state, seen, bool(contact and contact.connected), contact.refusal if contact else "")
+            views[gpu.uuid].append(view)
     return dict(views)
 
 

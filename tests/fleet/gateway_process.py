@@ -78,12 +78,21 @@ class GatewayProcess:
     def http(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def run_to_end(self, **environment: str) -> str:
+        """Start it with another environment, in which it must not run: what it wrote until it gave up."""
+        done = subprocess.run(self._command(), env={**self._environment, **environment}, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode != 0
+        return done.stderr + done.stdout
+
     def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._command(), env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        wait_until(lambda: port_answers(self.port), timeout_seconds=60, what="The gateway", log=self.log)
+
+    def _command(self) -> list[str]:
         command = [sys.executable, "-m", "uvicorn", "fleet.gateway:application", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--ws-max-size", "1048576", "--log-level", "info"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        wait_until(lambda: port_answers(self.port), timeout_seconds=60, what="The gateway", log=self.log)
+        return command
 
     def stop(self) -> None:
         if self.process is not None:

@@ -1,6 +1,7 @@
 """The gateway with real uvicorn, real sockets, PostgreSQL and Redis: who gets in, what it stores, what it delivers, what it survives."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -9,6 +10,8 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from agent.enrol import EnrolError, WaitsForOperator, enrol
@@ -210,6 +213,33 @@ def test_a_silent_socket_is_closed(gateway: GatewayProcess) -> None:
     with Wire(gateway, key) as wire:
         wire.receive()
         assert refusal_of(wire).code == CloseCode.TOO_SLOW
+
+
+def test_refuses_to_run_where_it_must_not_and_names_every_reason(gateway: GatewayProcess) -> None:
+    unsafe = {"MASTHEAD_SIGNING_KEY_FILE": "/run/secrets/signing_key", "MASTHEAD_ALLOWED_HOSTS": "*", "MASTHEAD_GATEWAY_URL": "http://x"}
+    said = gateway.run_to_end(**unsafe)
+    assert "Refusing to start" in said
+    assert all(variable in said for variable in unsafe)
+
+
+@given(st.binary(max_size=200), st.text(max_size=200))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_garbage_at_the_doors_gets_a_clear_answer(gateway: GatewayProcess, raw: bytes, text: str) -> None:
+    """Before authentication too: a refusal and a close code at the socket, a 4xx problem at /enrol, and the gateway goes on."""
+    for body in (raw, text.encode("utf-8", "surrogatepass")):
+        answer = httpx.post(f"{gateway.http}/enrol", content=body)
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+    for message in (raw, text if text.isprintable() else ""):
+        with Wire(gateway) as wire:
+            wire.send(message)
+            assert refusal_of(wire).code in (CloseCode.BAD_MESSAGE, CloseCode.NOT_AUTHENTICATED)
+    with socket.create_connection(("127.0.0.1", gateway.port)) as plain:
+        plain.sendall(raw + b"\r\n\r\n")
+        plain.shutdown(socket.SHUT_WR)
+        plain.settimeout(10)
+        while plain.recv(65536):
+            pass
+    assert httpx.get(f"{gateway.http}/healthz").status_code == 200
 
 
 # Messages.

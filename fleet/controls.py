@@ -10,7 +10,7 @@ from django.contrib.auth.models import AbstractUser
 from django.db import IntegrityError, transaction
 
 from fleet import catalogue, desired_state
-from fleet.models import AuditEntry, Gpu, ObjectKind, Policy
+from fleet.models import AuditEntry, Gpu, Node, ObjectKind, Policy
 from fleet.stream import publish_notices
 
 CLOCK_RANGE = "clock_range"
@@ -121,7 +121,8 @@ def submit_clock_range(
         return before
     try:
         with transaction.atomic():
-            # Locked: the GPU cannot come to carry PHY, or move, between this check and the document.
+            # Locked, node first as everybody does: the GPU cannot come to carry PHY, or move, between this check and the document.
+            Node.objects.select_for_update(no_key=True).get(pk=gpu.node_id)
             held = Gpu.objects.select_for_update(of=("self",)).select_related("node__site").prefetch_related("protected_placements").get(pk=gpu.pk)
             if refusal := refusal_for(held):
                 raise ControlRefused({"": refusal})

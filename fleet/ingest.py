@@ -54,19 +54,26 @@ class Ingest:
         """Take an inflated remote_write body. Raises DecodeError, and then nothing of it was taken."""
         batch = decode(data, self.table.keys_of(sender.id))
         taken = self._take(sender, batch.slots, batch.values, batch.times_ms / 1000, lambda index: batch.read(index).labels, now)
-        if not batch.others:
+        if not batch.fresh and not batch.others:
             return taken
         slots: list[int] = []
         values: list[float] = []
         times: list[float] = []
         labels: list[Labels] = []
+        keys = self.table.keys_of(sender.id)
+        for new in batch.fresh:
+            slot = keys.get(new.digest)
+            slots.append(self.resolver.resolve(new.labels, new.digest, sender, at=new.millis / 1000) if slot is None else slot)
+            values.append(new.value)
+            times.append(new.millis / 1000)
+            labels.append(new.labels)
         for series in batch.read_others():
             if series.histograms:
                 self.quality.count(sender.id, None, Refusal.HISTOGRAM, series.histograms, now=now, example=series.labels.get("__name__", ""))
             if not series.samples:
                 continue
             key = digest(series.simple_key) if series.simple_key is not None else _digest_of(series.labels)
-            slot = self.table.keys_of(sender.id).get(key)
+            slot = keys.get(key)
             if slot is None:
                 slot = self.resolver.resolve(series.labels, key, sender, at=series.samples[-1][1] / 1000)
             for value, millis in series.samples:

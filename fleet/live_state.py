@@ -258,12 +258,13 @@ class LiveState:
             self.slice_profile.append(profile)
             self.slice_gpu_row[row], self.slice_instance[row] = gpu_row, instance
             self.slice_xid[row] = self.gpu_values[GPU_FIELD_INDEX["xid"], gpu_row]
+            self.slice_compute[row] = compute_slices(profile)
         elif profile and self.slice_profile[row] != profile:
             if self.slice_profile[row]:
                 self.slice_values[:, row] = np.nan
                 self.slice_changed[row] = True
             self.slice_profile[row] = profile
-        self.slice_compute[row] = compute_slices(self.slice_profile[row])
+            self.slice_compute[row] = compute_slices(profile)
         return row
 
     # News for the health engine

@@ -65,6 +65,17 @@ class ParsedSeries:
     simple_key: bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class FreshSeries:
+    """A series in the usual form whose digest is not known yet, with its one sample."""
+
+    digest: int
+    labels: dict[str, str]
+    value: float
+    millis: int
+    start: int
+
+
 @dataclass
 class Batch:
     """A decoded body. The usual series, column by column: `slots[i]` is what `known` holds for the digest of its label bytes."""
@@ -73,7 +84,8 @@ class Batch:
     values: NDArray[np.float64]
     times_ms: NDArray[np.int64]
     spans: NDArray[np.int64]  # [n, 2]: where series i stands in the body, to read it again in full
-    others: list[tuple[int, int]] = field(default_factory=list)  # series to be read in full: (start, end)
+    fresh: list[FreshSeries] = field(default_factory=list)
+    others: list[tuple[int, int]] = field(default_factory=list)  # series in another form, to be read in full: (start, end)
     data: bytes = b""
 
     def read_others(self) -> Iterator[ParsedSeries]:
@@ -91,29 +103,83 @@ def digest(label_bytes: bytes) -> int:
 
 
 def decode(data: bytes, known: Mapping[int, int]) -> Batch:
-    """Cut a WriteRequest into series. `known` maps digests of label bytes to slots; series whose digest is not there go to `others`.
+    """Cut a WriteRequest into series. `known` maps digests of label bytes to slots; series whose digest is not there go to `fresh` or `others`.
 
     Raises DecodeError when a protobuf library would: then nothing of the body may be used. The series in `others` are checked here too.
     """
     starts, ends = _walk(data)
-    size = len(starts)
     start, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
     raw = np.frombuffer(data, dtype=np.uint8)
     width, values, times_ms = _tails(raw, start, end)
-    split = end - width
-    slots = np.full(size, -1, dtype=np.int64)
+    splits = (end - width).tolist()
     get = known.get
-    found = [get(hash(data[a:b]), -1) for a, b in zip(starts, split.tolist(), strict=True)]
-    slots[:] = found
+    digests = [hash(data[a:b]) for a, b in zip(starts, splits, strict=True)]
+    slots = np.array([get(key, -1) for key in digests], dtype=np.int64)
     slots[width == 0] = -1
     usual = slots >= 0
+    if usual.all():
+        return Batch(slots, values, times_ms, np.stack([start, end], axis=1), data=data)
+    fresh: list[FreshSeries] = []
     others: list[tuple[int, int]] = []
-    if not usual.all():
-        for index in np.flatnonzero(~usual).tolist():
+    for index in np.flatnonzero(~usual).tolist():
+        labels = _read_usual_labels(data, starts[index], splits[index]) if width[index] else None
+        if labels is None:
             check_message(data, starts[index], ends[index], TIME_SERIES)
             others.append((starts[index], ends[index]))
-        start, end, slots, values, times_ms = start[usual], end[usual], slots[usual], values[usual], times_ms[usual]
-    return Batch(slots, values, times_ms, np.stack([start, end], axis=1), others, data)
+        else:
+            fresh.append(FreshSeries(digests[index], labels, float(values[index]), int(times_ms[index]), starts[index]))
+    spans = np.stack([start[usual], end[usual]], axis=1)
+    return Batch(slots[usual], values[usual], times_ms[usual], spans, fresh, others, data)
+
+
+_NAMES: dict[bytes, str] = {}
+_MAX_NAMES = 10_000
+
+
+def _read_usual_labels(data: bytes, position: int, stop: int) -> dict[str, str] | None:
+    """The labels in data[position:stop] if each is written as Prometheus writes it (name, value, lengths below 2**14); None otherwise."""
+    labels: dict[str, str] = {}
+    names = _NAMES
+    try:
+        while position < stop:
+            if data[position] != 0x0A:
+                return None
+            length = data[position + 1]
+            position += 2
+            if length >= 0x80:
+                if data[position] >= 0x80:
+                    return None
+                length = (length & 0x7F) | (data[position] << 7)
+                position += 1
+            end = position + length
+            name_length = data[position + 1]
+            if data[position] != 0x0A or name_length >= 0x80:
+                return None
+            name_end = position + 2 + name_length
+            name = data[position + 2 : name_end]
+            size = data[name_end + 1]
+            if name_end >= end or data[name_end] != 0x12:
+                return None
+            value_at = name_end + 2
+            if size >= 0x80:
+                if data[value_at] >= 0x80:
+                    return None
+                size = (size & 0x7F) | (data[value_at] << 7)
+                value_at += 1
+            if value_at + size != end or end > stop:
+                return None
+            text = names.get(name)
+            if text is None:
+                text = name.decode()
+                if len(names) < _MAX_NAMES:
+                    names[name] = text
+            labels[text] = data[value_at:end].decode()
+            position = end
+    except IndexError:
+        return None
+    except UnicodeDecodeError as error:
+        raise DecodeError("a text that is not UTF-8") from error
+    return labels
 
 
 def _walk(data: bytes) -> tuple[list[int], list[int]]:

@@ -1,7 +1,7 @@
 """What a series is, read from its labels once: whose cell its samples go to, or why it is not taken. Pure: no Django, no clock, no I/O."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,12 @@ from fleet.sightings import Sightings, identity_of
 from fleet.telemetry import XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, short_host, whole_number
 
 Labels = Mapping[str, str]
-_DCGM = JOBS.index("dcgm")
+_IDENTITY_LABELS = (
+    *("site", "node", "Hostname", "hostname", "UUID", "uuid", "gpu_uuid", "gpu", "pci_bus_id", "modelName", "model_name", "DCGM_FI_DRIVER_VERSION"),
+    *("GPU_I_ID", "GPU_I_PROFILE", "exported_pod", "exported_namespace", "exported_container"),
+    *("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name"),
+)
+_MAX_IDENTITIES = 5_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Resolver:
         self._services = services
         self._table = table
         self._sightings = sightings
+        self._identities: dict[tuple[object, ...], tuple[SeriesSeen, int]] = {}
         widest = max(len(fields) for fields in FIELDS_OF_JOB.values())
         self.service_scale: NDArray[np.float64] = np.ones((len(JOBS), widest))
         self.service_maximum: NDArray[np.float64] = np.full((len(JOBS), widest), np.inf)
@@ -69,18 +75,30 @@ class Resolver:
 
     def seen(self, labels: Labels, sender: SenderScope, *, at: float) -> SeriesSeen:
         """The identity in a GPU series' labels, at the place that they name."""
-        host = labels.get("node") or labels.get("Hostname") or labels.get("hostname") or ""
-        return series_seen(labels, site_code=labels.get("site", ""), node_host=host, honor_labels=sender.honor_labels, at=at)
+        return replace(self._identity(labels, sender)[0], at=at)
+
+    def _identity(self, labels: Labels, sender: SenderScope) -> tuple[SeriesSeen, int]:
+        """(identity without a time, its digest). The series of one scrape share a few: those are remembered."""
+        key = (sender.honor_labels, *map(labels.get, _IDENTITY_LABELS))
+        known = self._identities.get(key)
+        if known is None:
+            host = labels.get("node") or labels.get("Hostname") or labels.get("hostname") or ""
+            seen = series_seen(labels, site_code=labels.get("site", ""), node_host=host, honor_labels=sender.honor_labels, at=0.0)
+            known = seen, identity_of(seen)
+            if len(self._identities) >= _MAX_IDENTITIES:
+                self._identities.clear()
+            self._identities[key] = known
+        return known
 
     def _gpu_series(self, name: str, labels: Labels, digest: int, sender: SenderScope, at: float) -> int:
         state, table = self._state, self._table
-        seen = self.seen(labels, sender, at=at)
+        seen, identity = self._identity(labels, sender)
         if not seen.gpu_uuid:
             raise NotTaken(Refusal.NO_IDENTITY)
         row = state.gpu_row_of.get(seen.gpu_uuid)
         if row is None or not state.gpu_active[row]:
             self._check_place(seen, sender)
-            self._sightings.note_unknown(seen)
+            self._sightings.note_unknown(replace(seen, at=at))
             raise NotTaken(Refusal.UNKNOWN_GPU, f"gpu:{seen.gpu_uuid}")
         if not sender.may_write(int(state.site_region[state.gpu_site_row[row]])):
             raise NotTaken(Refusal.FOREIGN_SITE)
@@ -100,7 +118,6 @@ class Resolver:
         metric = METRICS.index[name]
         if slice_row >= 0 and METRICS.whole_only[metric]:
             return table.ignore(sender.id, digest, None)
-        identity = identity_of(seen)
         if slice_row >= 0 and METRICS.slice_field[metric] >= 0:
             return table.add(sender.id, digest, Kind.SLICE, row=slice_row, metric=metric, slice_row=slice_row, identity=identity)
         return table.add(sender.id, digest, Kind.GPU, row=row, metric=metric, slice_row=slice_row, identity=identity)

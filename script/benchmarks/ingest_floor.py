@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from fleet.remote_write_decoder import decode, digest, inflate
+from fleet.remote_write_decoder import decode, inflate
 
 
 def main() -> None:
@@ -26,9 +26,8 @@ def main() -> None:
                 break
         if scope["method"] == "POST":
             batch = decode(inflate(b"".join(parts), limit=64 << 20), known)
-            for series in batch.read_others():
-                if series.simple_key is not None:
-                    known.setdefault(digest(series.simple_key), len(known))
+            for series in batch.fresh:
+                known.setdefault(series.digest, len(known))
         await send({"type": "http.response.start", "status": 204 if scope["method"] == "POST" else 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 

@@ -45,6 +45,11 @@ def by_hand(data: bytes, known: dict[int, int], labels_of: dict[int, tuple[tuple
     for index, slot in enumerate(batch.slots.tolist()):
         samples = [(bits(float(batch.values[index])), int(batch.times_ms[index]))]
         found.append((int(batch.spans[index, 0]), (labels_of[slot], samples, 0)))
+    for fresh in batch.fresh:
+        labels = tuple(sorted(fresh.labels.items()))
+        found.append((fresh.start, (labels, [(bits(fresh.value), fresh.millis)], 0)))
+        slot = known.setdefault(fresh.digest, len(known))
+        labels_of[slot] = labels
     for (start, _), series in zip(batch.others, batch.read_others(), strict=True):
         labels = tuple(sorted(series.labels.items()))
         found.append((start, (labels, [(bits(value), millis) for value, millis in series.samples], series.histograms)))
@@ -79,15 +84,14 @@ def test_the_usual_series_takes_the_fast_path_the_second_time() -> None:
     known: dict[int, int] = {}
     first = decode(data, known)
     assert len(first.slots) == 0
-    assert len(first.others) == 50
-    for slot, series in enumerate(first.read_others()):
-        assert series.simple_key is not None
-        known[digest(series.simple_key)] = slot
+    assert len(first.fresh) == 50
+    for slot, series in enumerate(first.fresh):
+        known[series.digest] = slot
     second = decode(data, known)
     assert second.slots.tolist() == list(range(50))
     assert second.values.tolist() == [float(n) for n in range(50)]
     assert set(second.times_ms.tolist()) == {int(T * 1000)}
-    assert second.others == []
+    assert (second.fresh, second.others) == ([], [])
     assert second.read(3).labels == {"__name__": "DCGM_FI_DEV_SM_CLOCK", "UUID": "GPU-3"}
 
 

@@ -110,7 +110,7 @@ class _Run:
 
     def _count_gpus(self) -> tuple[int, int]:
         gpus = slices = 0
-        path: str | None = "/api/v1/gpus?expand=slices&page_size=1000"
+        path: str | None = "/api/v1/gpus/?expand=slices&page_size=1000"
         while path:
             page = self.operator.get_json(path)
             gpus += len(page["results"])
@@ -124,7 +124,7 @@ class _Run:
         stranger, viewer = Session(self.stack.url), Session(self.stack.url)
         try:
             require(not stranger.sign_in("operator", "not the password"), "A wrong password was taken.")
-            require(stranger.client.get("/api/v1/sites").status_code == 401, "The API answers somebody who has not signed in.")
+            require(stranger.client.get("/api/v1/sites/").status_code == 401, "The API answers somebody who has not signed in.")
             require(viewer.sign_in("viewer", self.passwords["viewer"]), "The viewer could not sign in.")
             body = self._clock_body(self.clock_gpu, 120)
             path = f"/api/v1/gpus/{self.clock_gpu.uuid}/clock-range"

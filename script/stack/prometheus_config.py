@@ -18,7 +18,7 @@ def write_prometheus_config(path: Path, *, console_url: str, telemetry_url: str,
     config = yaml.safe_load(SHIPPED.read_text())
     config["global"] |= {"scrape_interval": f"{scrape_interval_seconds}s", "scrape_timeout": f"{max(1, scrape_interval_seconds * 4 // 5)}s"}
     config["global"]["external_labels"]["prometheus"] = "demo"
-    authorization = {"credentials_file": str(token_file)}
+    authorization = {"type": "Bearer", "credentials_file": str(token_file)}
     for job in config["scrape_configs"]:
         for discovery in job["http_sd_configs"]:
             discovery |= {"url": console_url + urlsplit(discovery["url"]).path, "refresh_interval": "15s", "authorization": authorization}

@@ -51,7 +51,7 @@ class Session:
         return self.client.post(path, json=body, headers={"X-CSRFToken": self.csrf} | (headers or {}))
 
     def get_json(self, path: str, **query: Any) -> Any:
-        answer = self.client.get(path, params=query)
+        answer = self.client.get(path, params=query or None)
         answer.raise_for_status()
         return answer.json()
 

@@ -14,7 +14,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from console.access import ROLE_FOR, Access, Right, access_of
-from console.api.problems import PreconditionFailed, PreconditionRequired
+from console.api.problems import PreconditionFailed, PreconditionRequired, request_id
 from console.models import ApiToken
 
 
@@ -47,6 +47,7 @@ class ApiView(APIView):
         for name, value in getattr(request, "rate_headers", {}).items():
             done[name] = value
         done.setdefault("Cache-Control", "private, no-store")
+        done["X-Request-ID"] = request_id()
         return done
 
 

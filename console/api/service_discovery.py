@@ -21,12 +21,12 @@ RETRY_SECONDS = 15
 @require_safe
 def service_discovery(request: HttpRequest, job: str) -> HttpResponse:
     """401 without a valid token that may discover, 404 for an unknown job or region (also one outside the token's regions)."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    token = _token(request.headers.get("Authorization", ""))
     unknown = set(request.GET) - {"region"}
     if unknown:
         return _refused(400, "unknown_parameter", f"{sorted(unknown)[0][:40]!r} is no parameter; there is region.")
     try:
-        sender = verify_token(token.strip(), now=timezone.now()) if scheme.lower() == "bearer" and token.strip() else None
+        sender = verify_token(token, now=timezone.now()) if token else None
         if sender is None or not sender.may_discover:
             answer = _refused(401, "not_authenticated", "A sender's token that may discover is needed: Authorization: Bearer <token>.")
             answer["WWW-Authenticate"] = 'Bearer realm="service discovery"'
@@ -46,6 +46,12 @@ def service_discovery(request: HttpRequest, job: str) -> HttpResponse:
     answer["Cache-Control"] = "no-cache"
     answer["Vary"] = "Authorization"
     return answer
+
+
+def _token(authorization: str) -> str:
+    """The token of a header `Bearer <token>`; without a scheme too, since Prometheus up to 2.42 leaves it out where the configuration does."""
+    scheme, _, token = authorization.strip().rpartition(" ")
+    return token if scheme.strip().lower() in ("", "bearer") else ""
 
 
 def _refused(status: int, code: str, detail: str) -> HttpResponse:

@@ -130,7 +130,7 @@ def test_the_whole_door(kind: str, rows: list[list[str]], names: list[str], name
     owner = make_user()
     if not getattr(test_the_whole_door, "made", None):
         make_gpu("GPU-00000001", node=make_node("du-1", site=make_site("A", region=make_region("south"))))
-        test_the_whole_door.made = True  # type: ignore[attr-defined]
+        test_the_whole_door.made = True
     try:
         held = pipeline.start_import(owner=owner, kind=kind, file_name=f"{name}.json", content=table(kind, rows, names), on_duplicate="update", region_ids=None)
         if held.job.state == Job.State.WAITING:

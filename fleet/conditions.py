@@ -158,9 +158,9 @@ def gpu_conditions(facts: GpuFacts, thresholds: Thresholds) -> tuple[list[Condit
     found: list[Condition] = []
     undecided = set(_codes_beside(facts.judged))
     signs = facts.signs & facts.judged
-    if signs & (Sign.HW_THERMAL | Sign.POWER_BRAKE):
-        signs &= ~Sign.HW_SLOWDOWN  # 0x8 comes along with the reason that names the cause
     if signs:
+        if signs & int(Sign.HW_THERMAL | Sign.POWER_BRAKE):
+            signs &= ~int(Sign.HW_SLOWDOWN)  # 0x8 comes along with the reason that names the cause
         for sign, rule in _RULES.items():
             if not sign & signs:
                 continue

@@ -30,7 +30,7 @@ class GpuJudge(Judge):
         self.xids = XidWatch(xid_table, thresholds.interval_seconds)
         window, rising = thresholds.error_window_seconds, thresholds.rising_window_seconds
         self._rising: Mapping[Sign, tuple[str, Rising]] = {
-            Sign.ECC_DBE: ("ecc_dbe_total", Rising(1, rising, window)),
+            Sign.ECC_DBE: ("ecc_dbe_total", Rising(1, np.inf, window)),
             Sign.NVLINK_ERRORS: ("nvlink_errors_total", Rising(thresholds.nvlink_errors, rising, window)),
             Sign.PCIE_REPLAY: ("pcie_replay_total", Rising(thresholds.pcie_replays, rising, window)),
         }
@@ -110,6 +110,7 @@ class GpuJudge(Judge):
             said = view.roster.reported.get(row)
             fault = view.roster.driver_fault.get(node)
             fault_cause = "agent_unknown" if fault is None else "driver_mismatch" if fault.is_mismatch else "driver_error"
+            signs_here = int(self._signs[row])
             marks, mark_ends = self.xids.conditions(row, now)
             facts = GpuFacts(
                 now=now,
@@ -119,7 +120,7 @@ class GpuJudge(Judge):
                 contact_since=float(contact.node_at[node]),
                 gpus_of_node=int(view.node_gpus[node]),
                 gpus_fresh=int(view.node_fresh[node]),
-                signs=int(self._signs[row]),
+                signs=signs_here,
                 judged=int(judged[row]),
                 agent=_AGENT_WORDS[words[row]],
                 agent_detail=said.detail if said is not None else fault.text if fault is not None else "",
@@ -135,7 +136,7 @@ class GpuJudge(Judge):
                 ecc_dbe_total=float(values["ecc_dbe_total"][row]),
                 nvlink_rise=float(self._rising[Sign.NVLINK_ERRORS][1].rise[row]),
                 pcie_rise=float(self._rising[Sign.PCIE_REPLAY][1].rise[row]),
-                sign_times={int(sign): float(rising.rise_at[row]) for sign, (_, rising) in self._rising.items() if self._signs[row] & sign},
+                sign_times=self._rise_times(row, signs_here) if signs_here else {},
             )
             found, undecided = gpu_conditions(facts, thresholds)
             before = self.objects.verdict[row]
@@ -149,6 +150,10 @@ class GpuJudge(Judge):
                 moved.add(row)
         self._touched.difference_update(rows)
         return moved
+
+    def _rise_times(self, row: int, signs: int) -> dict[int, float]:
+        """When the counters rose whose signs are set."""
+        return {int(sign): float(rising.rise_at[row]) for sign, (_, rising) in self._rising.items() if int(sign) & signs}
 
     def _read_signs(self, view: View, slowdown: Floats) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:
         """(signs, judged, °C left to the slowdown limit), [g] each."""

@@ -34,8 +34,9 @@ class Rising:
         self._grow(len(values))
         with np.errstate(invalid="ignore"):
             grown = values - self._base
-            rose = grown >= self.threshold
-            anew = ~np.isnan(values) & (rose | ~(grown >= 0) | (times - self._base_at > self.window_seconds))
+            within = times - self._base_at <= self.window_seconds
+            rose = within & (grown >= self.threshold)
+            anew = ~np.isnan(values) & (rose | ~(grown >= 0) | ~within)
         self.rise_at[rose], self.rise[rose] = times[rose], grown[rose]
         self._base[anew], self._base_at[anew] = values[anew], times[anew]
 

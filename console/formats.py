@@ -17,8 +17,9 @@ def not_reported() -> SafeString:
     return format_html('<span class="not-reported">{}</span>', _("not reported"))
 
 
-def is_missing(value: float | None) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
+def is_missing(value: object) -> bool:
+    """None, NaN, infinite, or no number at all (templates hand on "" for what is not there)."""
+    return isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
 
 
 def number(value: float | None, decimals: int = 0) -> str:
@@ -100,14 +101,14 @@ def exact(value: datetime) -> str:
 
 def when(value: datetime | None, now: datetime | None = None) -> SafeString:
     """`<time>` with the absolute time, to the second on hover."""
-    if value is None:
+    if not isinstance(value, datetime):
         return format_html('<span class="not-reported">{}</span>', _("never"))
     return format_html('<time datetime="{}" title="{}">{}</time>', iso(value), exact(value), clock(value, now))
 
 
 def since(value: datetime | None, now: datetime | None = None) -> SafeString:
     """Absolute and relative: "11:52 UTC · 1 h 55 m"."""
-    if value is None:
+    if not isinstance(value, datetime):
         return when(None)
     moment = now or timezone.now()
     return format_html('{} <span class="faint">· <span data-age="{}">{}</span></span>', when(value, moment), iso(value), duration(moment - value))
@@ -115,7 +116,7 @@ def since(value: datetime | None, now: datetime | None = None) -> SafeString:
 
 def age(value: datetime | None, now: datetime | None = None) -> SafeString:
     """For lists: how long ago, kept up to date; the absolute time on hover, and while the row has the keyboard (table.css)."""
-    if value is None:
+    if not isinstance(value, datetime):
         return when(None)
     return format_html(
         '<time datetime="{0}" title="{1}"><span data-age="{0}">{2}</span></time>', iso(value), exact(value), duration((now or timezone.now()) - value)
@@ -124,7 +125,7 @@ def age(value: datetime | None, now: datetime | None = None) -> SafeString:
 
 def ago(value: datetime | None, now: datetime | None = None) -> SafeString:
     """Relative first, for fresh things: "2 s ago"; the page keeps it up to date. Absolute on hover and focus."""
-    if value is None:
+    if not isinstance(value, datetime):
         return when(None)
     moment = now or timezone.now()
     text = duration(moment - value) if value <= moment else _("%(span)s ahead of our clock") % {"span": duration(value - moment)}

@@ -96,8 +96,8 @@ def _changes(fields: Iterable[Any], before: Any, after: Any, labels: dict[str, d
     for column in fields:
         old, new = getattr(before, column.attname, None), getattr(after, column.attname, None)
         if old != new:
-            words = labels.get(column.name, {})
-            changes.append(Change(column.name, _text(words.get(old, old)), _text(words.get(new, new))))
+            words = labels.get(column.name)
+            changes.append(Change(column.name, _text(words.get(old, old) if words else old), _text(words.get(new, new) if words else new)))
     return changes
 
 

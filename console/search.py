@@ -26,7 +26,7 @@ class Hit:
 
 def suggest(access: Access, text: str, *, kinds: Iterable[str] = KINDS, limit: int = 20) -> list[Hit]:
     """At most `limit` hits over all kinds, the better matches of each kind first. One query a kind."""
-    text = text.strip()[:100]
+    text = text.strip()[:100].replace("\x00", "\N{REPLACEMENT CHARACTER}")
     if not text or not access.is_operator_side:
         return []
     wanted = [kind for kind in KINDS if kind in set(kinds)]

@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 from console.audit import note_act
 from console.models import ApiToken, RoleGrant, User
 from console.sessions import note_access_change, revoke_sessions
+from console.tenancy import assign_namespaces
 from fleet.models import Region
 from tenants.models import Membership, NamespaceMapping, Tenant
 
@@ -184,6 +185,7 @@ def map_namespace(*, tenant: Tenant, namespace: str, site: object, actor: User, 
     try:
         with transaction.atomic():
             mapping.save(force_insert=True)
+            assign_namespaces([mapping.namespace])
             _audit(actor, "namespace.map", tenant.key, now, {"namespace": mapping.namespace, "site": str(site or "")})
     except IntegrityError as error:
         raise PeopleRefused({"namespace": "It is mapped there already."}) from error
@@ -193,6 +195,7 @@ def map_namespace(*, tenant: Tenant, namespace: str, site: object, actor: User, 
 def unmap_namespace(*, mapping: NamespaceMapping, actor: User, now: datetime) -> None:
     with transaction.atomic():
         mapping.delete()
+        assign_namespaces([mapping.namespace])
         _audit(actor, "namespace.unmap", mapping.tenant.key, now, {"namespace": mapping.namespace, "site": str(mapping.site or "")})
 
 

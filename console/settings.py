@@ -251,6 +251,8 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE = {
     "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},
+    "tenants of new workloads": {"task": "console.assign_new_workloads", "schedule": 10.0, "options": {"expires": 10}},
+    "tenants of all workloads": {"task": "console.assign_tenants", "schedule": 300.0, "options": {"expires": 300}},
     "refresh desired state": {"task": "fleet.refresh_desired_state", "schedule": 10.0, "options": {"expires": 10}},
 }
 if PULL:

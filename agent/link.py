@@ -97,6 +97,7 @@ class Link:
         self._allowed.set()
         self._socket: ClientConnection | None = None
         self.connected = False
+        self.trouble = ""  # why the last connection ended or did not come about
 
     def wake(self) -> None:
         """There is something to send."""
@@ -122,12 +123,15 @@ class Link:
                 await self._connection()
             except HandshakeRefused as error:
                 refused = True
+                self.trouble = str(error)
                 log.warning("refused by the gateway: %s", error)
             except ConnectionClosed as error:
                 received = error.rcvd
                 refused = received is not None and received.code in (CloseCode.BAD_MESSAGE, CloseCode.NOT_AUTHENTICATED, CloseCode.REVOKED)
+                self.trouble = str(error)
                 log.info("connection closed: %s", error)
             except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ProxyError, ProtocolError) as error:
+                self.trouble = str(error)
                 log.info("no connection to %s: %s", self._url, error)
             except Exception:
                 # Nothing that a gateway or a proxy sends may end the agent: it goes on alone and dials again.

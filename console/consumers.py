@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from channels.db import database_sync_to_async
-
 from console.access import Access
 from console.live import metrics
+from console.live.database import in_database
 from console.live.hub import LiveHub, hub_of_this_loop
 from console.live.identity import Identity, admit_session, admit_token, bearer_secret, may_knock, session_of
 from console.live.viewer import Send, Viewer
@@ -34,7 +33,7 @@ async def live_socket(scope: dict[str, Any], receive: Receive, send: Send) -> No
     if not may_knock(scope["headers"]):
         await _refuse(receive, send, "origin")
         return
-    admitted = await database_sync_to_async(_admit)(scope)
+    admitted = await in_database(_admit)(scope)
     if admitted is None:
         await _refuse(receive, send, "signed out")
         return
@@ -96,7 +95,7 @@ async def _obey(hub: LiveHub, viewer: Viewer, text: str | None) -> None:
             metrics.RESYNCS.labels(by="client").inc()
             hub.resync(viewer, area)
         case {"op": "watch", "site": str(code)}:
-            region_id = await database_sync_to_async(_region_of)(viewer.access, code)
+            region_id = await in_database(_region_of)(viewer.access, code)
             if region_id is None:
                 viewer.offer_json({"op": "error", "detail": "No such site.", "site": code})
             elif len(viewer.watching) >= WATCHED_SITES:

@@ -38,7 +38,8 @@ WATCH_SECONDS = 15
 # What moves less than this is not worth a message to every screen; the published value is off by at most this much.
 UTILIZATION_STEP = 100  # of 10,000
 POWER_STEP_RATIO = 0.02
-CONTACT_STEP_SECONDS = 30.0
+# A new contact alone is worth a row when it is the site's turn: each once in this many seconds, spread evenly. A site that falls silent changes state and flags, and travels at once.
+CONTACT_TURNS = 120
 
 
 def area_key(area_id: int) -> str:
@@ -133,7 +134,7 @@ class FramePublisher:
             # Sequences go on rising over a restart, since they start from the clock (milliseconds, one step a second).
             area = self._areas[area_id] = _Area(columns=frames.empty_columns(), seq=int(now * 1000))
         left = not np.isin(area.columns.site_id, current.site_id, assume_unique=True).all()
-        delta = current.take(worth_sending(area.columns, current))
+        delta = current.take(worth_sending(area.columns, current, turn=int(now)))
         area.seq += 1
         if area.behind or left:
             area.columns = current if left else frames.apply(area.columns, delta)
@@ -142,8 +143,8 @@ class FramePublisher:
         return frames.Frame(frames.DELTA, area_id, now, area.seq, delta)
 
 
-def worth_sending(before: frames.SiteColumns, after: frames.SiteColumns) -> NDArray[np.bool_]:
-    """Mask over `after`: rows that changed enough to be seen. States, counts and flags always; values and contact by steps. [len(after)]"""
+def worth_sending(before: frames.SiteColumns, after: frames.SiteColumns, *, turn: int) -> NDArray[np.bool_]:
+    """Mask over `after`: rows that changed enough to be seen. States, counts and flags always, values by steps, a new contact in the site's turn (`turn`: whole seconds). [len(after)]"""
     at = np.searchsorted(before.site_id, after.site_id)
     known = at < len(before)
     known[known] = before.site_id[at[known]] == after.site_id[known]
@@ -153,10 +154,10 @@ def worth_sending(before: frames.SiteColumns, after: frames.SiteColumns) -> NDAr
         if field.name not in ("utilization", "power_watts", "contact"):
             changed |= getattr(old, field.name) != getattr(new, field.name)
     changed |= np.abs(old.utilization.astype(np.int32) - new.utilization) >= UTILIZATION_STEP
-    for name, step in (("power_watts", np.abs(old.power_watts) * POWER_STEP_RATIO), ("contact", CONTACT_STEP_SECONDS)):
-        mine, theirs = getattr(old, name), getattr(new, name)
-        changed |= np.isnan(mine) != np.isnan(theirs)
-        changed |= np.nan_to_num(np.abs(mine - theirs)) > np.nan_to_num(step)
+    for name in ("power_watts", "contact"):
+        changed |= np.isnan(getattr(old, name)) != np.isnan(getattr(new, name))
+    changed |= np.nan_to_num(np.abs(old.power_watts - new.power_watts)) > np.nan_to_num(np.abs(old.power_watts) * POWER_STEP_RATIO)
+    changed |= (new.site_id % CONTACT_TURNS == turn % CONTACT_TURNS) & (np.nan_to_num(old.contact) != np.nan_to_num(new.contact))
     result = np.ones(len(after), dtype=np.bool_)
     result[known] = changed
     return result

@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import redis.asyncio
 import structlog
-from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import Error as DatabaseError
 from redis.exceptions import RedisError
 
 from console.access import Access
 from console.live import metrics
+from console.live.database import in_database
 from console.live.identity import check
 from console.live.scopes import Group, RegionKey, RegionScope, load_scope, region_key
 from console.live.viewer import Viewer, text_message
@@ -48,6 +48,7 @@ class LiveHub:
         self._groups: dict[tuple[RegionKey, frozenset[int] | None], Group] = {}
         self._scopes: dict[RegionKey, tuple[float, RegionScope]] = {}
         self._wholes: dict[int, frames.Frame] = {}
+        self._scope_locks: dict[RegionKey, asyncio.Lock] = {}
         self._area_ids: list[int] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._client: redis.asyncio.Redis | None = None
@@ -117,11 +118,13 @@ class LiveHub:
                 del self._groups[key]
 
     async def _scope(self, key: RegionKey) -> RegionScope:
-        at, scope = self._scopes.get(key, (float("-inf"), None))
-        if scope is None or time.monotonic() - at > SCOPE_SECONDS:
-            scope = await database_sync_to_async(load_scope)(key)
-            self._scopes[key] = (time.monotonic(), scope)
-        return scope
+        """The scope of these regions, at most `SCOPE_SECONDS` old; many who ask at once wait for one answer."""
+        async with self._scope_locks.setdefault(key, asyncio.Lock()):
+            at, scope = self._scopes.get(key, (float("-inf"), None))
+            if scope is None or time.monotonic() - at > SCOPE_SECONDS:
+                scope = await in_database(load_scope)(key)
+                self._scopes[key] = (time.monotonic(), scope)
+            return scope
 
     # Life of the hub
 
@@ -137,6 +140,7 @@ class LiveHub:
         self._tasks = []
         self._groups.clear()
         self._scopes.clear()
+        self._scope_locks.clear()
         self._wholes.clear()
 
     # Frames, details, notices
@@ -162,7 +166,7 @@ class LiveHub:
         for key in (stream.DETAIL_KEY, stream.NOTICE_KEY, stream.ACCESS_KEY):
             last: Any = await client.xrevrange(key, count=1)
             positions[key] = last[0][0].decode() if last else now
-        self._area_ids = await database_sync_to_async(_area_ids)()
+        self._area_ids = await in_database(_area_ids)()
         looked_at = time.monotonic()
         await self._load_snapshots(client, self._area_ids)
         positions.update({stream.area_key(area_id): "0" for area_id in self._area_ids})
@@ -282,7 +286,7 @@ class LiveHub:
                 continue
             identities = {viewer.identity for viewer in viewers}
             try:
-                found = await database_sync_to_async(check)(identities, now=datetime.now(UTC))
+                found = await in_database(check)(identities, now=datetime.now(UTC))
                 await self._apply(viewers, found)
             except DatabaseError as error:
                 log.warning("live_recheck_failed", error=str(error))
@@ -319,7 +323,7 @@ class LiveHub:
                     for message in group.snapshots(self._wholes.values()):
                         for viewer in group.viewers:
                             viewer.offer(message)
-            area_ids = await database_sync_to_async(_area_ids)()
+            area_ids = await in_database(_area_ids)()
         except DatabaseError as error:
             log.warning("live_scopes_not_renewed", error=str(error))
             return []

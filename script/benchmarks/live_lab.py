@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--seconds", type=float, default=600)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave nothing running
     with LiveLab(sites=options.sites, regions_per_area=options.regions_per_area, port=options.port) as lab:
         generator = lab.generator(changes=options.changes, log=lab.folder / "ticks.jsonl", seconds=options.seconds)
         print(json.dumps({"url": lab.url, "session": lab.sessions[0], "generator": generator.pid, "folder": str(lab.folder)}), flush=True)

@@ -88,8 +88,10 @@ def test_a_site_that_left_makes_a_snapshot(client: redis.Redis) -> None:
 def test_small_moves_of_values_stay_at_home_and_states_never(client: redis.Redis) -> None:
     before = cells([0, 0, 0, 0, 0])
     after = cells([0, 0, 0, 0, 1], utilization_ratio=[0.505, 0.52, np.nan, 0.5, 0.5], power_watts=[705.0, 700.0, 700.0, 720.0, 700.0], contact=[NOW + 9] * 5)
-    assert stream.worth_sending(before, after).tolist() == [False, True, True, True, True]
-    assert stream.worth_sending(before, cells([0] * 5, contact=[NOW + 40] * 5)).all()
+    assert stream.worth_sending(before, after, turn=77).tolist() == [False, True, True, True, True]
+    later = cells([0] * 5, contact=[NOW + 40] * 5)
+    assert stream.worth_sending(before, later, turn=3).tolist() == [False, False, True, False, False]
+    assert stream.worth_sending(before, cells([0] * 5, contact=[np.nan] * 5), turn=77).all()
 
 
 def test_redis_away_drops_and_the_next_message_heals(tmp_path: Path) -> None:

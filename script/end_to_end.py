@@ -15,7 +15,7 @@ import websockets
 from playwright.sync_api import Page
 
 from agent.simulator.config import GpuConfig
-from script.stack.browser import Chromium, colours_in, picture, pixels_of, token_colour, wait, wait_for_text
+from script.stack.browser import Chromium, blend, colours_in, picture, pixels_of, token_colour, wait, wait_for_text
 from script.stack.session import Cell, Session
 from script.stack.stack import Stack
 
@@ -67,17 +67,24 @@ class _Run:
         self._wait_until_live()
         self._refusals()
         with Chromium(self.stack.url) as chromium, chromium.person("operator", self.passwords["operator"]) as page:
-            self._look_at_pages(page)
-            cut_at = self._fault("link_cut", site=self.cut_site.code)
-            self._fault("gpu_lost", gpu=self.lost_gpu.uuid, lead_seconds=2.5 * self.scrape)
-            self._set_clock_range(page)
-            self._see_gpu_lost(page)
-            self._see_link_cut(page, cut_at)
-            self._see_link_back(page)
-            self._see_clock_range_end(page)
-            self._see_phy_refused(page)
+            try:
+                self._in_the_browser(page)
+            except Exception:
+                page.screenshot(path=self.stack.layout.logs / "check.png")
+                raise
             require(not chromium.complaints, f"The browser complained: {chromium.complaints[:3]}")
         return {"ok": True, **self.facts}
+
+    def _in_the_browser(self, page: Page) -> None:
+        self._look_at_pages(page)
+        cut_at = self._fault("link_cut", site=self.cut_site.code)
+        self._fault("gpu_lost", gpu=self.lost_gpu.uuid, lead_seconds=2.5 * self.scrape)
+        self._set_clock_range(page)
+        self._see_gpu_lost(page)
+        self._see_link_cut(page, cut_at)
+        self._see_link_back(page)
+        self._see_clock_range_end(page)
+        self._see_phy_refused(page)
 
     # Live
 
@@ -179,21 +186,27 @@ class _Run:
     def _look_at_wall(self, page: Page) -> None:
         """The area of each state's colour on the wall follows the number of sites in it."""
         page.goto("/wall/all")
-        page.wait_for_function("document.querySelector('#wall')?.dataset.state === 'live'", timeout=20_000)
+        page.wait_for_selector("#wall[data-state=live]", timeout=20_000)
         wait_for_text(page, str(len(self.stack.plan.sites)), within_seconds=10)
         counts = self._state_counts()
-        require(wait(lambda: self._wall_agrees(page), within_seconds=15, every_seconds=1), f"The wall's pixels do not show {counts}.")
+        require(wait(lambda: self._wall_agrees(page), within_seconds=15, every_seconds=1), f"The wall's pixels do not show {counts}: {self._wall_areas(page)}.")
 
     def _state_counts(self) -> dict[str, int]:
         states = [cell.state for cell in self.operator.cells().values()]
         return {state: states.count(state) for state in STATES}
 
     def _wall_agrees(self, page: Page) -> bool:
-        image = picture(page.locator("#canvas-box"))
-        counts = self._state_counts()
-        areas = {state: pixels_of(image, token_colour(page, f"--{state}")) for state in STATES}
+        counts, areas = self._state_counts(), self._wall_areas(page)
         per_cell = areas["ok"] / max(1, counts["ok"])
         return per_cell >= 4 and all((areas[state] >= 0.15 * per_cell * counts[state]) if counts[state] else areas[state] <= per_cell for state in STATES)
+
+    def _wall_areas(self, page: Page) -> dict[str, int]:
+        """Pixels of the grid in each state's colour. What is fine steps back: it is drawn half transparent, neighbouring regions a little differently."""
+        image = picture(page.locator("#canvas-box"))
+        ground, fine = token_colour(page, "--bg"), token_colour(page, "--ok")
+        areas = {state: pixels_of(image, token_colour(page, f"--{state}"), tolerance=1) for state in STATES}
+        areas["ok"] = sum(pixels_of(image, blend(fine, ground, share), tolerance=2) for share in (0.5, 0.62))
+        return areas
 
     # Faults
 
@@ -216,7 +229,7 @@ class _Run:
         page.goto(f"/sites/{code}")
         wait_for_text(page, "unknown", "out of contact", "link", "since", within_seconds=15)
         page.goto("/wall/all")
-        page.wait_for_function("document.querySelector('#wall')?.dataset.state === 'live'", timeout=20_000)
+        page.wait_for_selector("#wall[data-state=live]", timeout=20_000)
         require(wait(lambda: self._wall_agrees(page), within_seconds=15, every_seconds=1), "The wall does not show the silent site.")
         self.say(f"{code} lost its link: unknown after {self.facts['unknown_s']} s, with since and cause")
 

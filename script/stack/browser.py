@@ -73,6 +73,12 @@ def token_colour(page: Page, name: str) -> Colour:
     return (int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16))
 
 
+def blend(colour: Colour, ground: Colour, share: float) -> Colour:
+    """`colour` at this opacity over `ground`."""
+    red, green, blue = (round(share * above + (1 - share) * below) for above, below in zip(colour, ground, strict=True))
+    return (red, green, blue)
+
+
 def pixels_of(image: Image.Image, colour: Colour, *, tolerance: int = 6) -> int:
     """How many pixels have this colour, each channel within `tolerance`."""
     counts = image.getcolors(maxcolors=image.width * image.height) or []

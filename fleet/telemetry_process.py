@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import numpy as np
 import structlog
 from django.conf import settings
-from django.db import Error, InterfaceError, OperationalError, close_old_connections, connection
+from django.db import Error, InterfaceError, OperationalError, connection
 
 from fleet import inventory, stream
 from fleet.health_store import HealthStore
@@ -193,7 +193,6 @@ class TelemetryProcess:
         if self._due("sweep", now, SWEEP_SECONDS):
             with self.lock:
                 self.ingest.table.sweep(older_than=now - FORGET_SERIES_SECONDS)
-        close_old_connections()
         return flushed[0] if flushed else None
 
     def _flush_services(self, now: float) -> None:

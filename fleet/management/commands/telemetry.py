@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 import uvicorn
 from django.core.management.base import BaseCommand, CommandError
-from django.db import Error, connection
+from django.db import Error, close_old_connections, connection
 
 from fleet.live_inventory import UnknownArea
 from fleet.remote_write import Receiver
@@ -121,5 +121,6 @@ def _every(seconds: float, act: Callable[[], object], stopping: threading.Event)
             act()
         except Exception:
             log.exception("telemetry_step_failed", step=getattr(act, "__name__", ""))
+        close_old_connections()
         due = max(due + seconds, time.monotonic())
     connection.close()

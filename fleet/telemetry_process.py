@@ -1,6 +1,6 @@
 """The telemetry process: samples in, a tick each second, a flush each ten. `manage.py telemetry` runs it.
 
-Two threads work beside the receiver: one ticks (evaluate, publish), one flushes. What they share is guarded by one lock that is never held over
+Three threads work beside the receiver: one ticks (evaluate, publish), one flushes, one tells the inventory what was seen. What they share is guarded by one lock that is never held over
 the database or Redis. Either of those may be away: the state stays, what could not be written is written later.
 """
 
@@ -37,7 +37,8 @@ SENDERS_SECONDS = 5.0
 MISSING_SECONDS = 60.0
 SWEEP_SECONDS = 600.0
 FORGET_SERIES_SECONDS = 1800.0
-SIGHTINGS_PER_FLUSH = 30_000
+TELL_SECONDS = 3.0
+SIGHTINGS_AT_ONCE = 4_000
 LAST_KNOWN_PER_FLUSH = 5_000
 
 
@@ -184,7 +185,6 @@ class TelemetryProcess:
                 with self.lock:
                     self.services.mark_all_changed()
         self._flush_services(now)
-        self._tell_inventory(now)
         self._flush_quality(now)
         self._keep_silent_sites(now)
         used = set(self.used_senders)
@@ -202,31 +202,6 @@ class TelemetryProcess:
         if changed and not self._attempt("services", lambda: store_services([row for row, _ in changed], node_ids)):
             with self.lock:
                 self.services.keep_changed([key for _, key in changed])
-
-    def _tell_inventory(self, now: float) -> None:
-        """Identities that were first seen or changed go to the inventory; what it cannot take now comes again."""
-        with self.lock:
-            batch = self.ingest.sightings.take(now=now, limit=SIGHTINGS_PER_FLUSH)
-        if batch:
-            self._reconcile(batch, now)
-
-    def _reconcile(self, batch: list[SeriesSeen], now: float) -> None:
-        try:
-            inventory.reconcile_telemetry(batch, _moment(now))
-        except (OperationalError, InterfaceError) as error:
-            self.figures.fail("inventory")
-            log.warning("telemetry_database_failed", what="sightings", error=str(error))
-            connection.close()
-            with self.lock:
-                self.ingest.sightings.put_back(batch)
-        except (Error, ValueError) as error:
-            # One sighting in it cannot be stored: find it, so that it does not hold up the others for ever.
-            if len(batch) == 1:
-                self.figures.fail("sighting")
-                log.error("telemetry_sighting_dropped", seen=repr(batch[0]), error=str(error))
-                return
-            self._reconcile(batch[: len(batch) // 2], now)
-            self._reconcile(batch[len(batch) // 2 :], now)
 
     def _flush_quality(self, now: float) -> None:
         with self.lock:
@@ -258,6 +233,34 @@ class TelemetryProcess:
             done = set(fresh) if len(rows) < LAST_KNOWN_PER_FLUSH else {int(homes[row]) for row in rows} - {int(homes[rows[-1]])}
         if self._attempt("last_known", lambda: keep_last_known(readings, now=now)):
             self._silent_kept |= done
+
+    # Every few seconds, in a thread of its own: after a start a large fleet has much to tell
+
+    def tell_inventory(self) -> None:
+        """Identities that were first seen or changed go to the inventory; what it cannot take now comes again. Never raises for the database."""
+        now = self._clock()
+        with self.lock:
+            batch = self.ingest.sightings.take(now=now, limit=SIGHTINGS_AT_ONCE)
+        if batch:
+            self._reconcile(batch, now)
+
+    def _reconcile(self, batch: list[SeriesSeen], now: float) -> None:
+        try:
+            inventory.reconcile_telemetry(batch, _moment(now))
+        except (OperationalError, InterfaceError) as error:
+            self.figures.fail("inventory")
+            log.warning("telemetry_database_failed", what="sightings", error=str(error))
+            connection.close()
+            with self.lock:
+                self.ingest.sightings.put_back(batch)
+        except (Error, ValueError) as error:
+            # One sighting in it cannot be stored: find it, so that it does not hold up the others for ever.
+            if len(batch) == 1:
+                self.figures.fail("sighting")
+                log.error("telemetry_sighting_dropped", seen=repr(batch[0]), error=str(error))
+                return
+            self._reconcile(batch[: len(batch) // 2], now)
+            self._reconcile(batch[len(batch) // 2 :], now)
 
 
 def _moment(seconds: float) -> datetime:

@@ -66,6 +66,7 @@ class TestCycle:
             process.tick()
             clock.now += 3
             process.flush()
+            process.tell_inventory()
         assert GpuReading.objects.get(gpu=gpu).power_watts == 303
         workload = Workload.objects.get()
         assert (workload.pod, workload.namespace, workload.ended_at) == ("llm-0", "t", None)
@@ -84,6 +85,7 @@ class TestCycle:
             clock.now = T0 + 10 * n
             push(process.ingest, [power(gpu, 300 + n, clock.now, device="nvidia0", modelName="NVIDIA H100 80GB HBM3")], now=clock.now)
             process.flush()
+            process.tell_inventory()
             clock.now += 6
             process.tick()
         process.flush()
@@ -158,6 +160,7 @@ class TestAway:
             clock.now += 6
             process.tick()
             assert process.flush() is None
+            process.tell_inventory()
             assert process.figures.failures["readings"] == 1
         finally:
             connection.settings_dict["PORT"] = port
@@ -165,6 +168,7 @@ class TestAway:
         clock.now += 6
         process.tick()
         assert process.flush() is not None
+        process.tell_inventory()
         assert GpuReading.objects.get(gpu=gpu).power_watts == 300
         assert Workload.objects.get().pod == "llm-0"
 

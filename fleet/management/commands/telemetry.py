@@ -17,7 +17,7 @@ from django.db import Error, close_old_connections, connection
 from fleet.live_inventory import UnknownArea
 from fleet.remote_write import Receiver
 from fleet.telemetry_metrics import make_registry
-from fleet.telemetry_process import FLUSH_SECONDS, TICK_SECONDS, TelemetryProcess
+from fleet.telemetry_process import FLUSH_SECONDS, TELL_SECONDS, TICK_SECONDS, TelemetryProcess
 
 log = structlog.get_logger(__name__)
 
@@ -72,14 +72,19 @@ class Command(BaseCommand):
             failed: list[BaseException] = []
 
             def work() -> None:
-                """Load, then tick; the flush has a thread of its own."""
+                """Load, then tick; what writes has threads of its own."""
                 try:
                     _load(process, stopping)
                     receiver.accepting = True
-                    flusher = threading.Thread(target=_every, args=(FLUSH_SECONDS, process.flush, stopping), name="flush")
-                    flusher.start()
+                    others = [
+                        threading.Thread(target=_every, args=(FLUSH_SECONDS, process.flush, stopping), name="flush"),
+                        threading.Thread(target=_every, args=(TELL_SECONDS, process.tell_inventory, stopping), name="tell"),
+                    ]
+                    for other in others:
+                        other.start()
                     _every(TICK_SECONDS, process.tick, stopping)
-                    flusher.join()
+                    for other in others:
+                        other.join()
                 except UnknownArea as error:
                     failed.append(error)
                     stop()
@@ -98,6 +103,7 @@ class Command(BaseCommand):
         if not server.started:
             raise CommandError(f"--port: cannot listen on {options['host']}:{options['port']}")
         process.flush()
+        process.tell_inventory()
 
 
 def _load(process: TelemetryProcess, stopping: threading.Event) -> None:

@@ -306,9 +306,11 @@ def settle(
 
 
 def active_conditions(held: Mapping[str, Held]) -> list[Condition]:
-    """The held conditions that count, worst first."""
+    """The held conditions that count, worst first; of equals those that name their cause (an XID tells more than that the GPU is lost)."""
     conditions = [entry.condition for entry in held.values() if entry.active]
-    return sorted(conditions, key=lambda condition: (-_STATE_RANK[condition.state], -SEVERITY_RANK[condition.severity], condition.since, condition.code))
+    if len(conditions) < 2:
+        return conditions
+    return sorted(conditions, key=lambda each: (-_STATE_RANK[each.state], -SEVERITY_RANK[each.severity], "xid" not in each.evidence, each.since, each.code))
 
 
 # A known fault outranks the lack of data (silence repairs nothing); the lack of data outranks a mere degradation.

@@ -35,7 +35,6 @@ CELLS_SECONDS = 10.0  # how often a site's roll-up is stored; in large fleets le
 CELLS_A_SECOND = 1000
 WRITES_A_TICK = 6000  # verdicts, and findings; what is over waits for the next tick
 NOTICES = 300  # more than this at once is a flood: the pages refetch
-_PRESENCE_CAUSES = frozenset({"gpu_lost", "never_reported"})
 _KIND_RANK = {Kind.REGION: 0, Kind.SITE: 1, Kind.NODE: 2, Kind.GPU: 3}
 # The findings that this module opens and ends; others have other keepers.
 CODES = frozenset(SIGN_OF_CODE) | {
@@ -218,7 +217,7 @@ class HealthStore:
                 self._failed("health_write_failed", away, now)  # all of it again: storing twice changes nothing
                 return []
         self._pending = later
-        self._tell_presence(pending.verdicts, now)
+        self._tell_presence(pending, now)
         return _notices(pending)
 
     def _due_rows(self, live: LiveState, pending: Changes) -> tuple[list[int], list[int]]:
@@ -245,15 +244,18 @@ class HealthStore:
             except DatabaseError as error:
                 log.error("health_change_dropped", change=repr(each), error=str(error))
 
-    def _tell_presence(self, verdicts: list[VerdictChange], now: float) -> None:
+    def _tell_presence(self, stored: Changes, now: float) -> None:
         """GPUs that were lost or came (back) are missing or present in the inventory too. What fails is tried again with the next change."""
-        for change in verdicts:
-            if change.object.kind is not Kind.GPU:
-                continue
-            if change.verdict.cause == "gpu_lost":
-                self._missing[change.object.id] = change.verdict.since
-                self._present.pop(change.object.id, None)
-            elif change.verdict.state in (State.OK, State.DEGRADED) and change.is_transition:
+        for finding in stored.findings:
+            if finding.object.kind is Kind.GPU and finding.condition.code == "gpu_lost":
+                if finding.until is None and finding.opened:
+                    self._missing[finding.object.id] = finding.condition.since
+                    self._present.pop(finding.object.id, None)
+                elif finding.until is not None:
+                    self._present[finding.object.id] = finding.until
+                    self._missing.pop(finding.object.id, None)
+        for change in stored.verdicts:
+            if change.object.kind is Kind.GPU and change.is_transition and change.verdict.state in (State.OK, State.DEGRADED):
                 self._present[change.object.id] = change.verdict.since
                 self._missing.pop(change.object.id, None)
         if not self._missing and not self._present:

@@ -175,6 +175,19 @@ def test_xid_79_takes_the_gpu_down_with_its_advised_action(gpu: Gpu):
     assert state_of(gpu)[0] == "down"
 
 
+def test_a_lost_gpu_is_down_for_the_xid_that_says_why():
+    node = make_node()
+    gpus = [make_gpu(node=node, index=index) for index in range(2)]
+    world = World()
+    world.run(30)
+    world.xid(gpus[0], 79, at=START + 20)
+    world.run(60, gpus=gpus[1:])
+    assert state_of(gpus[0]) == ("down", "xid_79")
+    assert set(Finding.objects.filter(kind="gpu").values_list("code", flat=True)) == {"xid_79", "gpu_lost", "gpu_missing"}
+    assert state_of(node.site) == ("degraded", "xid_79")
+    assert "XID 79: GPU has fallen off the bus" in node.site.health.why
+
+
 def test_a_sticky_xid_ends_with_a_reboot_of_the_node(gpu: Gpu):
     enrol(gpu.node)
     Node.objects.update(boot_id="boot-1")

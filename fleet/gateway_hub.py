@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 DATABASE_THREADS = 4
 FLUSH_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 CHECK_SECONDS = 2.0
 POLL_SECONDS = 15.0
 # So many may be late or lost before a socket counts as dead.
@@ -102,7 +103,7 @@ class Hub:
         self._database.shutdown(wait=True)
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Keep one of our loops alive: a fault in one pass is logged and the next pass goes on."""
+        """Keep one of our loops alive: a fault in one pass is logged, and after a pause the next pass goes on."""
         while True:
             try:
                 await loop()
@@ -110,9 +111,10 @@ class Hub:
                 if not self.database_away:
                     log.warning("gateway_database_away", error=str(error))
                 self.database_away = True
+                await asyncio.sleep(RETRY_SECONDS)
             except Exception:
                 log.exception("gateway_loop_failed", loop=getattr(loop, "__name__", ""))
-            await asyncio.sleep(1)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def in_database(self, work: Callable[[], T]) -> T:
         """Run `work` in a database thread. Raises DatabaseAway."""
@@ -217,9 +219,13 @@ class Hub:
                     future.set_result(known.get(key))
 
     async def _flush_loop(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_SECONDS)
-            await self._flush()
+        await asyncio.sleep(FLUSH_SECONDS)
+        await self._flush()
+        # What did not fit into the buffers is asked for again, now that they empty.
+        for node_id in list(self._resend):
+            self._resend.discard(node_id)
+            if (session := self.sessions.get(node_id)) is not None:
+                await self._deliver(session, session.send(Resend()))
 
     async def _flush(self) -> None:
         dirty, self._dirty = self._dirty, set()
@@ -274,10 +280,6 @@ class Hub:
                         self._report_bytes += len(text)
                 self._reports_wait.set()
                 raise
-        for node_id in list(self._resend):
-            self._resend.discard(node_id)
-            if (session := self.sessions.get(node_id)) is not None:
-                await self._deliver(session, session.send(Resend()))
 
     async def _offer_loop(self) -> None:
         await self._offered.wait()
@@ -313,7 +315,10 @@ class Hub:
     async def _wake_loop(self) -> None:
         client = redis.asyncio.Redis.from_url(self._redis_url, socket_timeout=None, socket_connect_timeout=2)
         try:
-            last = "$"
+            newest: Any = await client.xrevrange(WAKE_KEY, count=1)
+            last = newest[0][0] if newest else b"0-0"
+            # What was not heard before is found by looking.
+            self._poll_now.set()
             while True:
                 answer: Any = await client.xread({WAKE_KEY: last}, block=5000, count=1000)
                 for _, entries in answer or []:
@@ -323,8 +328,9 @@ class Hub:
                     self.offer(woken)
         except (RedisError, OSError) as error:
             log.warning("gateway_redis_away", error=str(error))
-            # What was not heard meanwhile is found by looking.
+            # Without a wake, looking is all there is: each second then.
             self._poll_now.set()
+            await asyncio.sleep(RETRY_SECONDS)
         finally:
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()

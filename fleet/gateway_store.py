@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 import structlog
-from django.db import DataError, Error, IntegrityError, InterfaceError, OperationalError, close_old_connections, connection
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, close_old_connections, connection
 from django.db.models import Max
 
 from agent.protocol import HealthReport, InventoryReport, SignedDocument
@@ -190,5 +190,6 @@ def take_report(node_id: int, report: InventoryReport | HealthReport, *, now: da
         log.warning("agent_report_refused", node_id=node_id, report=report.type, error=str(error))
     except (OperationalError, InterfaceError):
         raise
-    except Error:
+    except Exception:
+        # A fault in taking one node's report in must not keep the others out.
         log.exception("agent_report_failed", node_id=node_id, report=report.type)

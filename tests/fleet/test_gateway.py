@@ -223,7 +223,7 @@ def test_refuses_to_run_where_it_must_not_and_names_every_reason(gateway: Gatewa
 
 
 @given(st.binary(max_size=200), st.text(max_size=200))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_at_the_doors_gets_a_clear_answer(gateway: GatewayProcess, raw: bytes, text: str) -> None:
     """Before authentication too: a refusal and a close code at the socket, a 4xx problem at /enrol, and the gateway goes on."""
     for body in (raw, text.encode("utf-8", "surrogatepass")):

@@ -44,6 +44,8 @@ def record_observations(observations: Iterable[tuple[int, Observation]], *, now:
         return 0
     rows = sorted(newest.items(), key=lambda item: item[0])
     found = [observation for _, observation in rows]
+    held = ObservedControl.objects.filter(node_id__in={key[0] for key, _ in rows}, gpu_uuid__in={key[1] for key, _ in rows})
+    said = {(row.gpu_uuid, row.control): (row.state, row.detail) for row in held}
     with connection.cursor() as cursor:
         cursor.execute(
             _UPSERT,
@@ -60,25 +62,32 @@ def record_observations(observations: Iterable[tuple[int, Observation]], *, now:
                 "sequence": [observation.sequence for observation in found],
             },
         )
-        changed = {gpu_uuid: (control, state, detail) for gpu_uuid, control, state, detail in cursor.fetchall()}
-    _tell_pages(changed)
-    return len(changed)
+        stored = {(gpu_uuid, control): (state, detail) for gpu_uuid, control, state, detail in cursor.fetchall()}
+    _tell_pages({key: news for key, news in stored.items() if said.get(key) != news})
+    return len(stored)
 
 
-def _tell_pages(changed: dict[str, tuple[str, str, str]]) -> None:
-    gpus = Gpu.objects.filter(uuid__in=changed).values_list("uuid", "node__site__code", "node__site__region_id")
+def _tell_pages(news: dict[tuple[str, str], tuple[str, str]]) -> None:
+    """Only what is new: an agent repeats each observation once a minute."""
+    places = {
+        gpu_uuid: (site, region_id)
+        for gpu_uuid, site, region_id in Gpu.objects.filter(uuid__in={gpu_uuid for gpu_uuid, _ in news}).values_list(
+            "uuid", "node__site__code", "node__site__region_id"
+        )
+    }
     publish_notices(
         {
             "type": "control",
-            "site": site,
-            "region_id": region_id,
+            "site": places[gpu_uuid][0],
+            "region_id": places[gpu_uuid][1],
             "kind": "gpu",
             "key": gpu_uuid,
-            "control": changed[gpu_uuid][0],
-            "state": changed[gpu_uuid][1],
-            "detail": changed[gpu_uuid][2],
+            "control": control,
+            "state": state,
+            "detail": detail,
         }
-        for gpu_uuid, site, region_id in gpus
+        for (gpu_uuid, control), (state, detail) in news.items()
+        if gpu_uuid in places
     )
 
 

@@ -1,11 +1,14 @@
 """Setting a clock range: what is refused and why, what one submit stores, and that a double click is one control."""
 
+import json
 import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from django.conf import settings as django_settings
 from django.db import connection, connections, transaction
 from pytest_django import Settings
 
@@ -14,6 +17,7 @@ from console.models import User
 from fleet import controls, desired_state, observed, signing
 from fleet.controls import ControlRefused, KeyReused, Submitted
 from fleet.models import AgentConnection, AuditEntry, DesiredDocument, Gpu, ObservedControl, Policy
+from fleet.stream import NOTICE_KEY
 from tests.builders import T0, make_gpu, make_phy_gpu, make_user
 
 END = T0 + timedelta(hours=1)
@@ -235,3 +239,18 @@ def test_a_feed_of_many_gpus_takes_as_many_queries_as_one(django_assert_num_quer
     assert connection.in_atomic_block
     with django_assert_num_queries(4):
         assert len(observed.controls_of(gpus, now=T0 + timedelta(minutes=1))) == 3
+
+
+@pytest.mark.django_db
+def test_live_pages_hear_of_what_is_new_and_of_nothing_twice(locked: Gpu) -> None:
+    client = redis.Redis.from_url(django_settings.REDIS_URL)
+    client.delete(NOTICE_KEY)
+    observed.record_observations([seen(locked, ObservedState.APPLIED, sequence=2)], now=T0)
+    observed.record_observations([seen(locked, ObservedState.APPLIED, sequence=3)], now=T0)
+    observed.record_observations([seen(locked, ObservedState.ENDED, sequence=4)], now=T0)
+    entries: Any = client.xrange(NOTICE_KEY)
+    client.close()
+    notices = [json.loads(fields[b"d"]) for _, fields in entries]
+    site = locked.node.site
+    expected = {"type": "control", "site": site.code, "region_id": site.region_id, "kind": "gpu", "key": locked.uuid, "control": "clock_range", "detail": ""}
+    assert notices == [{**expected, "state": "applied"}, {**expected, "state": "ended"}]

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from console.access import Right
 from console.guards import request_access
 from console.models import User
 from console.navigation import pages_for
@@ -14,4 +15,11 @@ def frame(request: HttpRequest) -> dict[str, Any]:
     if not isinstance(user, User):
         return {"theme": "system", "density": "comfortable", "nav_items": []}
     access = request_access(request)
-    return {"theme": user.theme, "density": user.density, "single_letter_keys": user.single_letter_keys, "access": access, "nav_items": pages_for(access)}
+    return {
+        "theme": user.theme,
+        "density": user.density,
+        "single_letter_keys": user.single_letter_keys,
+        "access": access,
+        "nav_items": pages_for(access),
+        "may_import": access.may_anywhere(Right.IMPORT),
+    }

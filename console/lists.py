@@ -26,6 +26,7 @@ from console.models import SavedView, User
 
 PAGE_SIZE = 50
 PAGE_SIZES = (50, 100, 200)
+EXPORT_FORMATS = ("csv", "xlsx", "yaml", "json")
 LARGEST_PAGE = 200
 Text = str | Promise
 
@@ -122,6 +123,10 @@ class ListState:
         return PAGE_SIZES
 
     @property
+    def export_formats(self) -> Sequence[str]:
+        return EXPORT_FORMATS
+
+    @property
     def spoken(self) -> str:
         return ngettext("%(n)s row", "%(n)s rows", self.count) % {"n": self.count_text}
 
@@ -145,9 +150,9 @@ def read_list(request: HttpRequest, kind: ListKind, queryset: QuerySet[Any]) -> 
     errors += [text for text in (problem, page_problem, size_problem) if text]
     matching = filter_set.qs if not errors else queryset.none()
     count, estimate = (0, False) if errors else bounded_count(matching)
-    rows = list(_ordered(matching, kind.orderings[order], descending)[(page - 1) * page_size : page * page_size + 1])
-    has_next = len(rows) > page_size
-    rows = rows[:page_size]
+    keys = list(_ordered(matching, kind.orderings[order], descending).values_list("pk", flat=True)[(page - 1) * page_size : page * page_size + 1])
+    has_next = len(keys) > page_size
+    rows = _rows_of(queryset, keys[:page_size])
     columns = _shown_columns(request, kind)
     chips = _chips(filter_set, params)
     return ListState(
@@ -192,6 +197,12 @@ def _ordered(queryset: QuerySet[Any], paths: Iterable[str], descending: bool) ->
     """Rows without a value come last in both directions; the primary key breaks ties, so that no page repeats or misses a row."""
     order = [F(path).desc(nulls_last=True) if descending else F(path).asc(nulls_last=True) for path in paths]
     return queryset.order_by(*order, "-pk" if descending else "pk")
+
+
+def _rows_of(queryset: QuerySet[Any], keys: Sequence[Any]) -> list[Any]:
+    """The rows with all that their cells read, in this order. A statement of its own: sorting tens of thousands of wide rows costs what this saves."""
+    found = queryset.in_bulk(keys)
+    return [found[key] for key in keys if key in found]
 
 
 def _positive(text: str | None, default: int, largest: int, name: str) -> tuple[int, str]:

@@ -117,6 +117,13 @@ def select_rows(inventory_import: InventoryImport, numbers: Iterable[int], *, se
         return usable.filter(number__in=list(numbers)).exclude(selected=selected).update(selected=selected)
 
 
+def select_outcome(inventory_import: InventoryImport, outcome: str, *, selected: bool) -> int:
+    """Choose all rows of an outcome (new, changed, conflict), or leave them out; returns how many that changed."""
+    with transaction.atomic():
+        rows = _decidable(inventory_import).rows.filter(outcome=outcome).exclude(outcome__in=(ImportRow.Outcome.ERROR, ImportRow.Outcome.SAME))
+        return rows.exclude(selected=selected).update(selected=selected)
+
+
 def queue_apply(
     inventory_import: InventoryImport, *, user: Any, reason: str, region_ids: Iterable[int] | None, now: datetime, skip_errors: bool = False
 ) -> None:

@@ -23,8 +23,8 @@ def clear_finding(*, finding: Finding, reason: str, actor: str, now: datetime, r
     Raises `ClearingRefused` without a reason.
     """
     text = reason.strip()
-    if not text or len(text) > 300:
-        raise ClearingRefused(reason="At most 300 characters." if text else "Say why.")
+    if not text or "\0" in text or len(text) > 300:
+        raise ClearingRefused(reason="At most 300 printable characters." if text else "Say why.")
     with transaction.atomic():
         current = Finding.objects.select_for_update().get(pk=finding.pk)
         if current.until is None:

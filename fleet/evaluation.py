@@ -54,15 +54,19 @@ class Evaluator:
 
     # Seeds: what was known before this process started
 
+    def fit(self, live: LiveState) -> None:
+        """Make room for all rows of `live`."""
+        self._gpus.objects.grow(len(live.gpu_uuid))
+        self._nodes.objects.grow(len(live.node_host))
+        self._sites.objects.grow(len(live.site_code))
+
     def seed_verdict(self, kind: Kind, row: int, verdict: Verdict) -> None:
-        objects = self._judges[kind].objects
-        objects.grow(row + 1)
-        objects.set_verdict(row, verdict)
+        """The state that stood; `fit` must have run."""
+        self._judges[kind].objects.set_verdict(row, verdict)
 
     def seed_finding(self, kind: Kind, row: int, condition: Condition) -> None:
         """An open finding."""
         objects = self._judges[kind].objects
-        objects.grow(row + 1)
         objects.held.setdefault(row, {})[condition.code] = Held(condition, condition.last_at, condition.samples, True)
         if kind is Kind.GPU:
             self._gpus.seed(row, condition)
@@ -83,7 +87,7 @@ class Evaluator:
     def evaluate(self, live: LiveState, roster: Roster, now: float) -> Changes:
         """All changes since the tick before. `live.derive()` must have run."""
         changes = Changes()
-        self._grow(live)
+        self._arrange(live)
         if not now - self._ticked_at <= self.thresholds.unknown_seconds:
             self._listening_since = now
         self._ticked_at = now
@@ -102,10 +106,9 @@ class Evaluator:
         self._judge_regions(view, changes)
         return changes
 
-    def _grow(self, live: LiveState) -> None:
-        self._gpus.objects.grow(len(live.gpu_uuid))
-        self._nodes.objects.grow(len(live.node_host))
-        self._sites.objects.grow(len(live.site_code))
+    def _arrange(self, live: LiveState) -> None:
+        """Room for new rows, and who stands where."""
+        self.fit(live)
         homes = (live.gpu_node_row, live.node_site_row)
         if not all(np.array_equal(old, new) for old, new in zip(self._homes, homes, strict=True)):
             self._homes = (homes[0].copy(), homes[1].copy())

@@ -83,6 +83,7 @@ class HealthStore:
     def seed(self, live: LiveState, now: float) -> None:
         """Previous states, open findings and last XIDs from PostgreSQL. Raises the database's errors: without this, do not start."""
         evaluator = self.evaluator
+        evaluator.fit(live)
         for kind, rows, row_of in (
             (Kind.SITE, SiteHealth.objects.values_list("site_id", "state", "cause", "why", "since"), live.site_row_of_id),
             (Kind.NODE, NodeHealth.objects.values_list("node_id", "state", "cause", "why", "since"), live.node_row_of_id),

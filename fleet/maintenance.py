@@ -34,7 +34,9 @@ def find_scope(kind: str, key: str) -> Scope:
     """The object that (kind, key) names. Raises `MaintenanceRefused` naming `scope_kind` or `scope_key`."""
     if kind not in SCOPES:
         raise MaintenanceRefused(scope_kind=f"{kind!r} is none of {', '.join(SCOPES)}.")
-    found: Scope | None
+    found: Scope | None = None
+    if "\0" in key or len(key) > 80:
+        raise MaintenanceRefused(scope_key=f"There is no {kind} of this key.")
     match ObjectKind(kind):
         case ObjectKind.FLEET:
             if key:
@@ -124,6 +126,8 @@ def _reason_errors(reason: str) -> dict[str, str]:
     text = reason.strip()
     if not text:
         return {"reason": "Say why."}
+    if "\0" in text:
+        return {"reason": "Characters that cannot be printed are not allowed."}
     return {"reason": "At most 300 characters."} if len(text) > 300 else {}
 
 

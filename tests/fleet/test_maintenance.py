@@ -129,6 +129,7 @@ def test_a_window_to_come_can_be_called_off():
     [
         ({"reason": "  "}, "reason"),
         ({"reason": "x" * 301}, "reason"),
+        ({"reason": "fan\0swap"}, "reason"),
         ({"ends_at": when(START - 1)}, "ends_at"),
         ({"starts_at": when(START + 7200)}, "ends_at"),
         ({"starts_at": when(START - 3600)}, "starts_at"),
@@ -155,6 +156,8 @@ def test_bad_windows_are_refused_naming_the_field(changes: dict[str, object], fi
         ("area", "x", "scope_key"),
         ("region", "x", "scope_key"),
         ("fleet", "x", "scope_key"),
+        ("site", "a\0b", "scope_key"),
+        ("site", "x" * 81, "scope_key"),
         ("slice", "x", "scope_kind"),
         ("planet", "", "scope_kind"),
     ],

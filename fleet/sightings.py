@@ -5,7 +5,7 @@ replaces it once the old one no longer comes. A workload ends when its place goe
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,20 +134,20 @@ class Sightings:
     def take(self, *, now: float, limit: int) -> list[SeriesSeen]:
         """At most `limit` sightings for the inventory, in no order: new and changed identities, and workloads that ended (an empty `pod`)."""
         for held in (self._gpus, self._slices):
-            self._settle(held, now)
+            self._settle(held, now, limit)
         self._end_workloads()
         batch, self._queue = self._queue[:limit], self._queue[limit:]
         return batch
 
-    def _settle(self, held: _Rows, now: float) -> None:
-        for row, seen in list(held.seen.items()):
+    def _settle(self, held: _Rows, now: float, limit: int) -> None:
+        for row, seen in list(islice(held.seen.items(), limit)):
             at, known_at = float(held.candidate_at[row]), float(held.identity_at[row])
             if at <= known_at:  # the old identity came again with that scrape: several share the place, or the word is old
                 pass
             elif np.isnan(known_at) or now - held.candidate_arrived_at[row] >= _ARRIVAL_SECONDS:
                 held.identity[row], held.identity_at[row] = held.candidate[row], at
                 held.busy[row] = bool(seen.pod)
-                self._queue.append(replace(seen, at=at))
+                self._queue.append(seen)
             else:
                 continue
             del held.seen[row]

@@ -170,7 +170,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             command = [sys.executable, "-m", "script.benchmarks.live_viewers", f"--port={lab.port}", f"--sessions={sessions}"]
             with crowd_log.open("wb") as out:
                 viewers = subprocess.Popen(command, cwd=CHECKOUT, stdout=out, stdin=subprocess.DEVNULL)
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 240
             while newest_line(crowd_log)["open"] < options.viewers and time.monotonic() < deadline:
                 time.sleep(1)
             time.sleep(8)

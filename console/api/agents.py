@@ -40,6 +40,7 @@ class EnrolmentBundlesView(ApiView):
     @extend_schema(request=BundlesSerializer, responses={201: OpenApiTypes.OBJECT})
     def post(self, request: Request) -> Response:
         """Issue bundles for up to 1,000 nodes. A node outside the caller's scope refuses the whole request like one that does not exist."""
+        self.require_anywhere(Right.OPERATE)
         body = BundlesSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         wanted = list(dict.fromkeys(body.validated_data["nodes"]))

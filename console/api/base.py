@@ -120,13 +120,20 @@ class ApiViewSet(ApiView, viewsets.GenericViewSet[Any]):
 
 
 class WritableViewSet(ApiViewSet):
-    """Create, change and delete, each in one transaction. Subclasses check rights in `allow_write(instance or None, values)`."""
+    """Create, change and delete, each in one transaction. Subclasses check rights in `allow_write(instance or None, values)`.
+
+    `create_right`: held nowhere, the caller hears so before its values are judged.
+    """
+
+    create_right: ClassVar[Right | None] = Right.IMPORT
 
     def allow_write(self, instance: Any, values: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
     @transaction.atomic
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        if self.create_right is not None:
+            self.require_anywhere(self.create_right)
         serializer = self.get_serializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         self.allow_write(None, serializer.validated_data)

@@ -86,6 +86,7 @@ class MaintenanceViewSet(ApiViewSet):
     @extend_schema(request=NewWindowSerializer, responses={201: WindowSerializer})
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Plan a window."""
+        self.require_anywhere(Right.OPERATE)
         body = NewWindowSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         values = dict(body.validated_data)

@@ -65,6 +65,7 @@ class SavedViewViewSet(WritableViewSet):
     """Only its owner changes a view; a shared one is for everybody on the operators' side."""
 
     scope_area = "views"
+    create_right = None
     serializer_class = SavedViewSerializer
     filterset_class = SavedViewFilter
     ordering_fields = {"id": "pk", "name": "name", "page": "page"}

@@ -95,8 +95,8 @@ def clock(value: datetime, now: datetime | None = None) -> str:
 
 
 def exact(value: datetime) -> str:
-    """To the second, in the active zone with its name."""
-    return formats.date_format(timezone.localtime(value), "j M Y H:i:s T")
+    """To the second, in the active zone with its name: "2026-11-30 15:04:05 CET"."""
+    return timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def when(value: datetime | None, now: datetime | None = None) -> SafeString:

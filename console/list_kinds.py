@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as lazy
 from console import formats
 from console.access import Access
 from console.filters import GpuFilter, NodeFilter, RegionFilter, SiteFilter
+from console.links import object_url
 from console.lists import Column, ListKind
 from console.templatetags.masthead import bar, state
 from fleet.catalogue import SKUS
@@ -85,11 +86,11 @@ def _link(url: str, text: str, css: str = "") -> SafeString:
 
 
 def _site_link(site: Site) -> SafeString:
-    return _link(reverse("site", args=[site.code]), site.code)
+    return _link(object_url("site", site.code), site.code)
 
 
 def _region_link(region: Region) -> SafeString:
-    return _link(reverse("region", args=[region.slug]), region.name, "dim")
+    return _link(object_url("region", region.slug), region.name, "dim")
 
 
 def _n_of_m(n: int | None, m: int | None) -> SafeString | str:
@@ -119,7 +120,7 @@ SITES = ListKind(
     title=lazy("Sites"),
     filter_class=SiteFilter,
     default_order="state",
-    url_of=lambda row: reverse("site", args=[row.code]),
+    url_of=lambda row: object_url("site", row.code),
     key_of=lambda row: row.code,
     quick_hint=lazy("Code or name"),
     area_of=lambda row: row.region.area_id,
@@ -165,12 +166,12 @@ NODES = ListKind(
     title=lazy("Nodes"),
     filter_class=NodeFilter,
     default_order="state",
-    url_of=lambda row: reverse("node", args=[row.pk]),
+    url_of=lambda row: object_url("node", row.pk),
     key_of=lambda row: row.host_name,
     quick_hint=lazy("Host name or site code"),
     suggest={"region": "region", "site": "site"},
     columns=(
-        Column("host_name", lazy("Node"), lambda row: _link(reverse("node", args=[row.pk]), row.host_name), ("host_name",), card="main"),
+        Column("host_name", lazy("Node"), lambda row: _link(object_url("node", row.pk), row.host_name), ("host_name",), card="main"),
         Column("state", lazy("State"), _state, ("state_rank", "health__since"), card="side"),
         Column("site", lazy("Site"), lambda row: _site_link(row.site), ("site__code", "host_name")),
         Column("region", lazy("Region"), lambda row: _region_link(row.site.region), ("site__region__slug", "host_name"), card="low"),
@@ -194,7 +195,7 @@ def _reading(row: Gpu, name: str) -> float | None:
 
 
 def _gpu_name(row: Gpu) -> SafeString:
-    return format_html('<a href="{}" class="mono" title="{}">{}</a>', reverse("gpu", args=[row.uuid]), row.uuid, formats.short_uuid(row.uuid))
+    return format_html('<a href="{}" class="mono" title="{}">{}</a>', object_url("gpu", row.uuid), row.uuid, formats.short_uuid(row.uuid))
 
 
 def _gpu_use(row: Gpu) -> SafeString:
@@ -215,14 +216,14 @@ GPUS = ListKind(
     title=lazy("GPUs"),
     filter_class=GpuFilter,
     default_order="state",
-    url_of=lambda row: reverse("gpu", args=[row.uuid]),
+    url_of=lambda row: object_url("gpu", row.uuid),
     key_of=lambda row: row.uuid,
     quick_hint=lazy("UUID, serial number, host name or site code"),
     suggest={"region": "region", "site": "site"},
     columns=(
         Column("uuid", lazy("GPU"), _gpu_name, ("uuid",), card="main"),
         Column("state", lazy("State"), _state, ("state_rank", "health__since"), card="side"),
-        Column("node", lazy("Node"), lambda row: _link(reverse("node", args=[row.node_id]), row.node.host_name), ("node__host_name", "index")),
+        Column("node", lazy("Node"), lambda row: _link(object_url("node", row.node_id), row.node.host_name), ("node__host_name", "index")),
         Column("site", lazy("Site"), lambda row: _site_link(row.node.site), ("node__site__code", "node__host_name")),
         Column("index", lazy("Index"), lambda row: formats.number(row.index), ("index",), numeric=True, shown=False, card="low"),
         Column("sku", lazy("Model"), lambda row: sku_name(row.sku), ("sku",)),
@@ -302,11 +303,11 @@ REGIONS = ListKind(
     title=lazy("Regions"),
     filter_class=RegionFilter,
     default_order="name",
-    url_of=lambda row: reverse("region", args=[row.slug]),
+    url_of=lambda row: object_url("region", row.slug),
     key_of=lambda row: row.slug,
     quick_hint=lazy("Name"),
     columns=(
-        Column("name", lazy("Region"), lambda row: _link(reverse("region", args=[row.slug]), row.name), ("name",), card="main"),
+        Column("name", lazy("Region"), lambda row: _link(object_url("region", row.slug), row.name), ("name",), card="main"),
         Column("area", lazy("Area"), lambda row: row.area.name, ("area__slug", "slug")),
         Column("kind", lazy("Kind"), lambda row: row.get_kind_display(), ("kind", "slug"), card="low"),
         Column("health", lazy("Sites by state"), _site_counts),

@@ -6,6 +6,7 @@ statements whatever the number of rows.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,7 @@ from urllib.parse import urlencode
 from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest, QueryDict
 from django.utils.functional import Promise
-from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -263,18 +263,28 @@ def _rounded(count: int) -> int:
 
 def _body(kind: ListKind, columns: Sequence[Column], rows: Sequence[Model]) -> SafeString:
     """The table rows. Made here, not in a template: 200 rows of ten cells would cost 50 ms there."""
-    classes = [" ".join(part for part in ("num" if column.numeric else "", column.card) if part) for column in columns]
-    labels = [str(column.label) for column in columns]
+    heads = [
+        f'<td class="{escape(" ".join(part for part in ("num" if column.numeric else "", column.card) if part))}" data-label="{escape(column.label)}">'
+        for column in columns
+    ]
+    cells_of = list(zip(heads, [column.cell for column in columns], strict=True))
     pick = _("Select %(name)s")
     lines = []
     for row in rows:
-        cells = format_html_join(
-            "", '<td class="{}" data-label="{}">{}</td>', ((css, label, column.cell(row)) for css, label, column in zip(classes, labels, columns, strict=True))
-        )
         key = kind.key_of(row)
-        check = format_html(
-            '<td class="check"><label><input type="checkbox" class="pick" value="{}" aria-label="{}"></label></td>', row.pk, pick % {"name": key}
+        area = f' data-area="{int(kind.area_of(row))}"' if kind.area_of else ""
+        cells = "".join([f"{head}{_safe(cell(row))}</td>" for head, cell in cells_of])
+        check = (
+            f'<td class="check"><label><input type="checkbox" class="pick" value="{escape(row.pk)}" aria-label="{escape(pick % {"name": key})}"></label></td>'
         )
-        area = format_html(' data-area="{}"', kind.area_of(row)) if kind.area_of else ""
-        lines.append(format_html('<tr data-key="{}" data-href="{}"{}>{}{}</tr>', key, kind.url_of(row), area, check, cells))
-    return SafeString("\n".join(lines))
+        lines.append(f'<tr data-key="{escape(key)}" data-href="{escape(kind.url_of(row))}"{area}>{check}{cells}</tr>')
+    return mark_safe("\n".join(lines))  # noqa: S308 (every part above is escaped or was made safe by its cell)
+
+
+def _safe(content: SafeString | str) -> str:
+    return content if isinstance(content, SafeString) else escape(content)
+
+
+def escape(content: object) -> str:
+    """As `django.utils.html.escape`, without its care for lazy text, which costs more than the escaping."""
+    return html.escape(str(content))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,6 +11,7 @@ from django import template
 from django.templatetags.static import static
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from console import formats
@@ -48,6 +50,11 @@ def mark(state: str) -> SafeString:
 @register.simple_tag
 def state(value: str) -> SafeString:
     """Shape and word of a health state."""
+    return _state(value, get_language())
+
+
+@cache
+def _state(value: str, language: str | None) -> SafeString:
     return format_html(
         '<span class="state" data-state="{0}"><svg class="mark mark-{0}" viewBox="0 0 12 12" aria-hidden="true"><use href="#mark-{0}"></use></svg>{1}</span>',
         value,

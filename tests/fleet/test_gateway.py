@@ -324,7 +324,7 @@ def test_a_control_travels_to_the_hardware_is_read_back_and_ends_by_itself(gatew
     key, enrolment_of_node = enrolled(gpu.node)
     with RunningAgent(key, enrolment_of_node, Hardware([gpu.uuid])) as running:
         until(lambda: AgentConnection.objects.filter(node=gpu.node, connected=True).exists())
-        lock_clocks(gpu, seconds=3)
+        lock_clocks(gpu, seconds=6)
         observed = until(lambda: ObservedControl.objects.filter(gpu_uuid=gpu.uuid, state="applied").first())
         assert (observed.observed["sm_mhz"], observed.version) == (1400, 1)
         assert running.hardware.locks == {gpu.uuid: (1200, 1400)}

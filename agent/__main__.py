@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import VERSION
-from agent.backends.base import Backend
+from agent.backends.base import Backend, BackendError
 from agent.config import Config, ConfigError, Enrolment, check_gateway_url, load_config, tls_context
 from agent.enrol import EnrolError, WaitsForOperator, enrol
 from agent.journal import Journal, JournalError
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
             asyncio.run(run_agent(config))
         else:
             show_status(config)
-    except (ConfigError, JournalError, KeyFileError, EnrolError, ProtocolError) as error:
+    except (BackendError, ConfigError, JournalError, KeyFileError, EnrolError, ProtocolError) as error:
         print(f"masthead-agent: {error}", file=sys.stderr)
         return 1
     return 0

@@ -3,6 +3,7 @@
 WebSocket /agent, POST /enrol, GET /healthz, GET /metrics.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -28,6 +29,7 @@ from fleet.gateway_store import DatabaseAway  # noqa: E402
 
 log = structlog.get_logger(__name__)
 DESCRIPTORS = 65_536
+BODY_SECONDS = 15.0
 
 
 class Gateway:
@@ -88,7 +90,12 @@ class Gateway:
 
     async def _enrol(self, receive: Receive, send: Send) -> None:
         hub = self._hub
-        body = await read_body(receive, limit=MAX_ENROL_BYTES)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await read_body(receive, limit=MAX_ENROL_BYTES)
+        except TimeoutError:
+            await problem(send, 408, "Too slow", f"The body did not come within {BODY_SECONDS:g} s.")
+            return
         if body is None:
             await problem(send, 413, "Too large", f"An enrolment has at most {MAX_ENROL_BYTES} bytes.")
             return

@@ -213,7 +213,7 @@ class TelemetryProcess:
             with self.lock:
                 missing = count_missing(self.ingest, now=now, after_seconds=self.health.evaluator.thresholds.unknown_seconds)
             counts = {**dict.fromkeys(self._missing_told, 0), **missing}
-            if self._attempt("quality", lambda: set_missing(counts, now=now), due=bool(counts)):
+            if self._attempt("quality", lambda: set_missing(counts, now=now)):
                 self._missing_told = set(missing)
 
     def _keep_silent_sites(self, now: float) -> None:

@@ -5,15 +5,17 @@ from datetime import UTC, datetime
 
 import numpy as np
 from django.db import connection
+from django.db.models import Q
 from psycopg.types.json import Jsonb
 
 from fleet.live_state import LiveState
-from fleet.models import LastKnownReading, ServiceReading
+from fleet.models import DataQuality, LastKnownReading, ServiceReading
 from fleet.quality import Key, Tally
 from fleet.service_state import ServiceRow
 from fleet.telemetry import GPU_FIELDS, SLICE_FIELDS, Refusal
 
 _PART = 2_000
+MISSING_FORGOTTEN_SECONDS = 600.0
 
 
 def moment(seconds: float) -> datetime:
@@ -49,9 +51,11 @@ def add_quality(tallies: dict[Key, Tally]) -> None:
 
 
 def set_missing(counts: dict[tuple[int, int | None], int], *, now: float) -> None:
-    """Set how many series of a sender and site no longer come: a state, not a sum. Sites without any are set to 0 where a row exists."""
+    """Set how many series of a sender and site no longer come: a state, not a sum. Rows of 0, and those that nobody renewed for long, go."""
     tallies = {(sender, site, Refusal.SERIES_MISSING): Tally(count, now, now) for (sender, site), count in counts.items()}
     _write_quality(tallies, "EXCLUDED.count")
+    forgotten = Q(count=0) | Q(last_at__lt=moment(now - MISSING_FORGOTTEN_SECONDS))
+    DataQuality.objects.filter(forgotten, reason=Refusal.SERIES_MISSING.value).delete()
 
 
 def _write_quality(tallies: dict[Key, Tally], count: str) -> None:

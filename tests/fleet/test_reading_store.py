@@ -230,9 +230,17 @@ def test_data_quality_adds_up_and_missing_series_are_a_state() -> None:
     row = DataQuality.objects.get(site=site)
     assert (row.count, row.example, row.last_at.timestamp(), row.first_at.timestamp()) == (7, "x", T0 + 9, T0)
     assert DataQuality.objects.count() == 2
-    for count in (5, 2, 0):
+    missing = DataQuality.objects.filter(reason=Refusal.SERIES_MISSING)
+    for count in (5, 2):
         set_missing({(sender.pk, site.pk): count}, now=T0)
-        assert DataQuality.objects.get(reason=Refusal.SERIES_MISSING).count == count
+        assert missing.get().count == count
+    set_missing({}, now=T0 + 300)
+    assert missing.count() == 1
+    set_missing({}, now=T0 + 900)
+    assert not missing.exists()
+    set_missing({(sender.pk, site.pk): 0}, now=T0 + 900)
+    assert not missing.exists()
+    assert DataQuality.objects.count() == 2
 
 
 def test_rows_for_copy() -> None:

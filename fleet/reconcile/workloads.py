@@ -1,12 +1,13 @@
 """Workloads: which pod's container runs on which GPU or slice, since when, until when."""
 
 from collections import defaultdict
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from fleet.bulk import update_rows
 from fleet.models import Gpu, MigSlice, Source, Workload
 from fleet.reconcile.observed import Observed, ObservedWorkload, Reconciled
 
+SEEN_STEP = timedelta(minutes=1)  # a workload that goes on is noted this often
 _SHARED = (Workload.Sharing.MPS, Workload.Sharing.TIME_SLICED)
 Place = tuple[str, int | None]
 
@@ -56,12 +57,12 @@ def reconcile_workloads(seen: Observed, gpus: dict[str, Gpu], slices: dict[tuple
                 by_identity[identity] = row
                 new.append(row)
                 continue
-            row.last_seen_at = max(row.last_seen_at, each.at)
-            if each.sharing is not None:
-                row.sharing = each.sharing
             if row.pk:
                 kept.add(row.pk)
-                again[row.pk] = row
+            if (each.sharing or row.sharing) != row.sharing or each.at - row.last_seen_at >= SEEN_STEP:
+                row.sharing, row.last_seen_at = each.sharing or row.sharing, max(row.last_seen_at, each.at)
+                if row.pk:
+                    again[row.pk] = row
     ended = _ended(seen, held, kept, uuid_of, places, node_lists)
     update_rows(Workload, ["last_seen_at", "sharing"], [row for pk, row in again.items() if pk not in ended])
     update_rows(Workload, ["ended_at"], list(ended.values()))

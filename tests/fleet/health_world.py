@@ -101,7 +101,7 @@ class World:
         self.live.derive()
         return self.store.tick(self.live, self.now)
 
-    def run(self, seconds: float, *, gpus: Iterable[Gpu] | None = None, nodes: Iterable[Node] | None = None, **values: float | None) -> Changes:
+    def run(self, seconds: float, *, gpus: Iterable[Gpu] | None = None, nodes: Iterable[Node] | None = None, **values: Any) -> Changes:
         """Let time pass, second by second, with a scrape of `gpus` and a heartbeat of `nodes` each interval."""
         changes = Changes()
         end = self.now + seconds

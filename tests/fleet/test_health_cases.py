@@ -33,7 +33,7 @@ def uuids(case: str, name: str) -> list[str]:
     return [labels(line)["UUID"] for line in lines if line.startswith("DCGM_FI_DEV_GPU_TEMP")]
 
 
-def test_c06_an_old_sample_is_not_live():
+def test_c06_an_old_sample_is_not_live() -> None:
     case = "C06-lookback-age"
     expect = read(case, "expect.json")
     times = {row["metric"]["UUID"]: float(row["value"][1]) for row in read(case, "timestamps.json")["data"]["result"]}
@@ -60,7 +60,7 @@ def test_c06_an_old_sample_is_not_live():
     assert stale.since.timestamp() == unix(expect["last_seen"][stale.gpu.uuid])
 
 
-def test_c07_the_gauge_is_a_code():
+def test_c07_the_gauge_is_a_code() -> None:
     case = "C07-xid-is-a-code"
     expect = read(case, "expect.json")
     series = read(case, "range.json")["data"]["result"][0]
@@ -93,7 +93,7 @@ def test_c07_the_gauge_is_a_code():
     assert Finding.objects.get(code="xid_79").until is None
 
 
-def test_c08_profiling_at_zero_on_busy_gpus_is_one_finding_of_the_node():
+def test_c08_profiling_at_zero_on_busy_gpus_is_one_finding_of_the_node() -> None:
     case = "C08-profiling-silently-zero"
     expect = read(case, "expect.json")
     values: dict[str, dict[str, float]] = {}
@@ -120,7 +120,7 @@ def test_c08_profiling_at_zero_on_busy_gpus_is_one_finding_of_the_node():
     assert finding.evidence["metric"] == expect["suspect_metric"]
 
 
-def test_c12_a_partial_answer_ends_nothing():
+def test_c12_a_partial_answer_ends_nothing() -> None:
     case = "C12-partial-success"
     expect = read(case, "expect.json")
     sites: dict[str, list[str]] = {}
@@ -156,7 +156,7 @@ def test_c12_a_partial_answer_ends_nothing():
     assert not Gpu.objects.filter(presence="retired").exists()
 
 
-def test_c17_the_lost_gpu_is_the_one_by_uuid():
+def test_c17_the_lost_gpu_is_the_one_by_uuid() -> None:
     case = "C17-gpu-lost-and-renumbered"
     expect = read(case, "expect.json")
     before, after = uuids(case, "before.prom"), uuids(case, "after.prom")
@@ -176,7 +176,7 @@ def test_c17_the_lost_gpu_is_the_one_by_uuid():
     assert set(Finding.objects.filter(kind="gpu").values_list("object_key", flat=True)) == {missing}
 
 
-def test_c18_a_new_gpu_inherits_no_fault():
+def test_c18_a_new_gpu_inherits_no_fault() -> None:
     case = "C18-gpu-replaced"
     expect = read(case, "expect.json")
     node: Node = make_node("gpu-b-02")

@@ -9,7 +9,7 @@ from tests.fleet.health_world import INTERVAL, START, World, enrol, state_of, wh
 pytestmark = pytest.mark.django_db
 
 
-def test_all_reporting_is_ok():
+def test_all_reporting_is_ok() -> None:
     node = make_node()
     gpu = make_gpu(node=node)
     enrol(node)
@@ -24,7 +24,7 @@ def test_all_reporting_is_ok():
     assert not Finding.objects.exists()
 
 
-def test_never_reported_is_unknown():
+def test_never_reported_is_unknown() -> None:
     node = make_node()
     gpu = make_gpu(node=node)
     world = World()
@@ -33,7 +33,7 @@ def test_never_reported_is_unknown():
     assert not HealthTransition.objects.exists()
 
 
-def test_link_cut_turns_a_one_node_site_unknown_since_its_last_contact():
+def test_link_cut_turns_a_one_node_site_unknown_since_its_last_contact() -> None:
     node = make_node()
     gpu = make_gpu(node=node)
     enrol(node)
@@ -60,7 +60,7 @@ def test_link_cut_turns_a_one_node_site_unknown_since_its_last_contact():
     assert Finding.objects.get().until == when(START + 130)
 
 
-def test_link_cut_of_a_site_with_several_nodes_makes_no_node_down():
+def test_link_cut_of_a_site_with_several_nodes_makes_no_node_down() -> None:
     site = make_site()
     nodes = [make_node(site=site) for _ in range(3)]
     gpus = [make_gpu(node=node) for node in nodes]
@@ -83,7 +83,7 @@ def test_link_cut_of_a_site_with_several_nodes_makes_no_node_down():
     assert list(HealthTransition.objects.filter(kind="site", from_state="ok").values_list("to_state", flat=True)) == ["unknown"]
 
 
-def test_node_down_while_its_neighbours_report():
+def test_node_down_while_its_neighbours_report() -> None:
     site = make_site()
     dead, alive = make_node(site=site), make_node(site=site)
     lost, fine = make_gpu(node=dead), make_gpu(node=alive)
@@ -101,7 +101,7 @@ def test_node_down_while_its_neighbours_report():
     assert Finding.objects.get(code="node_down").since == when(last)
 
 
-def test_exporter_down_while_the_agent_speaks():
+def test_exporter_down_while_the_agent_speaks() -> None:
     node = make_node()
     gpu = make_gpu(node=node)
     enrol(node)
@@ -120,7 +120,7 @@ def test_exporter_down_while_the_agent_speaks():
     assert "cannot scrape" in Finding.objects.get(code="exporter_down").summary
 
 
-def test_agent_silent_while_telemetry_comes():
+def test_agent_silent_while_telemetry_comes() -> None:
     with_agent, without = make_node(), make_node()
     make_gpu(node=with_agent)
     make_gpu(node=without)
@@ -135,7 +135,7 @@ def test_agent_silent_while_telemetry_comes():
     assert state_of(with_agent) == ("ok", "ok")
 
 
-def test_one_gpu_of_several_stops_and_comes_back():
+def test_one_gpu_of_several_stops_and_comes_back() -> None:
     node = make_node(expected_gpus=4)
     gpus = [make_gpu(node=node, index=index) for index in range(4)]
     world = World()
@@ -160,7 +160,7 @@ def test_one_gpu_of_several_stops_and_comes_back():
     assert not Finding.objects.open().exists()
 
 
-def test_all_gpus_of_a_node_lost_make_the_site_down():
+def test_all_gpus_of_a_node_lost_make_the_site_down() -> None:
     node = make_node()
     gpu = make_gpu(node=node)
     world = World()
@@ -176,7 +176,7 @@ def test_all_gpus_of_a_node_lost_make_the_site_down():
     assert state_of(node.site) == ("down", "gpu_lost")
 
 
-def test_most_of_a_region_falling_silent_together_is_our_link():
+def test_most_of_a_region_falling_silent_together_is_our_link() -> None:
     region = make_region()
     nodes = [make_node(site=make_site(region=region)) for _ in range(5)]
     gpus = [make_gpu(node=node) for node in nodes]
@@ -193,7 +193,7 @@ def test_most_of_a_region_falling_silent_together_is_our_link():
     assert not Finding.objects.open().exists()
 
 
-def test_a_single_site_of_a_region_stays_link_down():
+def test_a_single_site_of_a_region_stays_link_down() -> None:
     region = make_region()
     nodes = [make_node(site=make_site(region=region)) for _ in range(5)]
     gpus = [make_gpu(node=node) for node in nodes]
@@ -205,7 +205,7 @@ def test_a_single_site_of_a_region_stays_link_down():
     assert not Finding.objects.filter(kind="region").exists()
 
 
-def test_a_regions_prometheus_that_dies_is_not_many_dead_exporters():
+def test_a_regions_prometheus_that_dies_is_not_many_dead_exporters() -> None:
     region = make_region()
     nodes = [make_node(site=make_site(region=region)) for _ in range(4)]
     for node in nodes:
@@ -220,7 +220,7 @@ def test_a_regions_prometheus_that_dies_is_not_many_dead_exporters():
     assert not Finding.objects.filter(code="out_of_contact").exists()
 
 
-def test_a_process_that_was_deaf_does_not_call_others_silent():
+def test_a_process_that_was_deaf_does_not_call_others_silent() -> None:
     node = make_node()
     make_gpu(node=node)
     world = World()

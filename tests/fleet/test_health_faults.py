@@ -1,6 +1,7 @@
 """Faults of a GPU: throttling, margin, memory, links, XIDs; hysteresis; what ends them."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def moves(gpu: Gpu) -> list[str]:
     return list(HealthTransition.objects.filter(kind="gpu", object_key=gpu.uuid).order_by("pk").values_list("to_state", flat=True))
 
 
-def test_thermal_slowdown_needs_two_samples_and_its_end_must_hold(gpu: Gpu):
+def test_thermal_slowdown_needs_two_samples_and_its_end_must_hold(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.run(10, clock_event_reasons=0x48, gpu_temperature_celsius=87.0, sm_clock_hertz=9.9e8)
@@ -41,7 +42,7 @@ def test_thermal_slowdown_needs_two_samples_and_its_end_must_hold(gpu: Gpu):
     assert GpuHealth.objects.get(gpu=gpu).since == when(START + 80)
 
 
-def test_a_wobbling_throttle_is_one_finding_and_one_transition(gpu: Gpu):
+def test_a_wobbling_throttle_is_one_finding_and_one_transition(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     for turn in range(12):
@@ -52,7 +53,7 @@ def test_a_wobbling_throttle_is_one_finding_and_one_transition(gpu: Gpu):
     assert moves(gpu) == ["ok", "degraded", "ok"]
 
 
-def test_one_hot_sample_now_and_then_is_nothing(gpu: Gpu):
+def test_one_hot_sample_now_and_then_is_nothing(gpu: Gpu) -> None:
     world = World()
     for turn in range(9):
         world.run(10, clock_event_reasons=0x80 if turn % 3 == 1 else 0)
@@ -61,14 +62,14 @@ def test_one_hot_sample_now_and_then_is_nothing(gpu: Gpu):
 
 
 @pytest.mark.parametrize("reasons", [0x1, 0x2, 0x4, 0x7])
-def test_idle_application_clocks_and_our_own_cap_are_no_findings(gpu: Gpu, reasons: int):
+def test_idle_application_clocks_and_our_own_cap_are_no_findings(gpu: Gpu, reasons: int) -> None:
     world = World()
     world.run(40, clock_event_reasons=float(reasons))
     assert state_of(gpu) == ("ok", "ok")
     assert not Finding.objects.exists()
 
 
-def test_software_thermal_slowdown_warns_and_changes_no_state(gpu: Gpu):
+def test_software_thermal_slowdown_warns_and_changes_no_state(gpu: Gpu) -> None:
     world = World()
     world.run(40, clock_event_reasons=float(0x20))
     assert state_of(gpu) == ("ok", "ok")
@@ -89,7 +90,7 @@ def test_software_thermal_slowdown_warns_and_changes_no_state(gpu: Gpu):
         ({"pcie_replay_total": 90}, "pcie_replay"),
     ],
 )
-def test_each_fault_degrades_and_is_found(gpu: Gpu, values: dict[str, float], cause: str):
+def test_each_fault_degrades_and_is_found(gpu: Gpu, values: dict[str, Any], cause: str) -> None:
     world = World()
     world.run(20)
     world.run(20, **values)
@@ -100,7 +101,7 @@ def test_each_fault_degrades_and_is_found(gpu: Gpu, values: dict[str, float], ca
     assert state_of(gpu.node) == state_of(gpu.node.site) == ("degraded", cause)
 
 
-def test_the_margin_has_one_threshold_to_come_and_another_to_go(gpu: Gpu):
+def test_the_margin_has_one_threshold_to_come_and_another_to_go(gpu: Gpu) -> None:
     world = World()
     for temperature in (85.0, 85.0, 83.0, 85.0, 83.0, 83.0, 83.0, 83.0, 83.0):
         world.run(10, gpu_temperature_celsius=temperature)
@@ -109,14 +110,14 @@ def test_the_margin_has_one_threshold_to_come_and_another_to_go(gpu: Gpu):
     assert moves(gpu) == ["ok", "degraded", "ok"]
 
 
-def test_counters_that_stand_high_or_fall_are_no_rise(gpu: Gpu):
+def test_counters_that_stand_high_or_fall_are_no_rise(gpu: Gpu) -> None:
     world = World()
     world.run(20, ecc_dbe_total=7.0, pcie_replay_total=5000.0)
     world.run(20, ecc_dbe_total=0.0, pcie_replay_total=0.0)
     assert not Finding.objects.exists()
 
 
-def test_counted_errors_mark_for_half_an_hour_after_the_last(gpu: Gpu):
+def test_counted_errors_mark_for_half_an_hour_after_the_last(gpu: Gpu) -> None:
     world = World()
     world.run(20)
     world.run(20, ecc_dbe_total=1.0)
@@ -134,7 +135,7 @@ def test_counted_errors_mark_for_half_an_hour_after_the_last(gpu: Gpu):
     assert state_of(gpu) == ("ok", "ok")
 
 
-def test_silence_ends_no_finding(gpu: Gpu):
+def test_silence_ends_no_finding(gpu: Gpu) -> None:
     world = World()
     world.run(40, row_remap_pending=1)
     world.run(80, gpus=[])
@@ -146,9 +147,9 @@ def test_silence_ends_no_finding(gpu: Gpu):
     assert Finding.objects.filter(code="row_remap_pending").count() == 1
 
 
-def test_a_series_that_is_not_reported_judges_nothing(gpu: Gpu):
+def test_a_series_that_is_not_reported_judges_nothing(gpu: Gpu) -> None:
     world = World()
-    missing = dict.fromkeys(("row_remap_pending", "row_remap_failure", "clock_event_reasons", "gpu_temperature_celsius", "ecc_dbe_total"))
+    missing: dict[str, Any] = dict.fromkeys(("row_remap_pending", "row_remap_failure", "clock_event_reasons", "gpu_temperature_celsius", "ecc_dbe_total"))
     world.run(60, **missing)
     assert state_of(gpu) == ("ok", "ok")
 
@@ -156,7 +157,7 @@ def test_a_series_that_is_not_reported_judges_nothing(gpu: Gpu):
 # XIDs
 
 
-def test_xid_79_takes_the_gpu_down_with_its_advised_action(gpu: Gpu):
+def test_xid_79_takes_the_gpu_down_with_its_advised_action(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 79)
@@ -175,7 +176,7 @@ def test_xid_79_takes_the_gpu_down_with_its_advised_action(gpu: Gpu):
     assert state_of(gpu)[0] == "down"
 
 
-def test_a_lost_gpu_is_down_for_the_xid_that_says_why():
+def test_a_lost_gpu_is_down_for_the_xid_that_says_why() -> None:
     node = make_node()
     gpus = [make_gpu(node=node, index=index) for index in range(2)]
     world = World()
@@ -188,7 +189,7 @@ def test_a_lost_gpu_is_down_for_the_xid_that_says_why():
     assert "XID 79: GPU has fallen off the bus" in node.site.health.why
 
 
-def test_a_sticky_xid_ends_with_a_reboot_of_the_node(gpu: Gpu):
+def test_a_sticky_xid_ends_with_a_reboot_of_the_node(gpu: Gpu) -> None:
     enrol(gpu.node)
     Node.objects.update(boot_id="boot-1")
     world = World()
@@ -205,7 +206,7 @@ def test_a_sticky_xid_ends_with_a_reboot_of_the_node(gpu: Gpu):
     assert "rebooted" in Finding.objects.get(code="xid_79").ended_because
 
 
-def test_a_sticky_xid_ends_by_an_operators_word(gpu: Gpu):
+def test_a_sticky_xid_ends_by_an_operators_word(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 48)
@@ -227,7 +228,7 @@ def test_a_sticky_xid_ends_by_an_operators_word(gpu: Gpu):
     assert state_of(gpu) == ("down", "xid_48")
 
 
-def test_other_xids_degrade_for_a_window(gpu: Gpu):
+def test_other_xids_degrade_for_a_window(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 31)
@@ -241,7 +242,7 @@ def test_other_xids_degrade_for_a_window(gpu: Gpu):
     assert "No repeat" in Finding.objects.get(code="xid_31").ended_because
 
 
-def test_an_informational_xid_is_recorded_and_changes_no_state(gpu: Gpu):
+def test_an_informational_xid_is_recorded_and_changes_no_state(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 63)
@@ -250,7 +251,7 @@ def test_an_informational_xid_is_recorded_and_changes_no_state(gpu: Gpu):
     assert Finding.objects.get().code == "xid_63"
 
 
-def test_an_unknown_xid_never_advises_an_act(gpu: Gpu):
+def test_an_unknown_xid_never_advises_an_act(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 999)
@@ -259,7 +260,7 @@ def test_an_unknown_xid_never_advises_an_act(gpu: Gpu):
     assert Finding.objects.get().advised_action == "Contact NVIDIA support."
 
 
-def test_first_sight_is_no_event(gpu: Gpu):
+def test_first_sight_is_no_event(gpu: Gpu) -> None:
     world = World()
     world.scrape()
     world.xid(gpu, 13, old=None)
@@ -270,7 +271,7 @@ def test_first_sight_is_no_event(gpu: Gpu):
     assert not Finding.objects.exists()
 
 
-def test_the_exporters_count_adds_repeats(gpu: Gpu):
+def test_the_exporters_count_adds_repeats(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 31)
@@ -283,7 +284,7 @@ def test_the_exporters_count_adds_repeats(gpu: Gpu):
     assert Finding.objects.get().count == 3
 
 
-def test_two_xids_stand_beside_each_other(gpu: Gpu):
+def test_two_xids_stand_beside_each_other(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 31)
@@ -296,7 +297,7 @@ def test_two_xids_stand_beside_each_other(gpu: Gpu):
 # Replacement, flapping, data quality
 
 
-def test_a_replaced_gpu_takes_its_faults_with_it(gpu: Gpu):
+def test_a_replaced_gpu_takes_its_faults_with_it(gpu: Gpu) -> None:
     world = World()
     world.run(30)
     world.xid(gpu, 79)
@@ -312,7 +313,7 @@ def test_a_replaced_gpu_takes_its_faults_with_it(gpu: Gpu):
     assert Finding.objects.get().ended_because == "GPU replaced"
 
 
-def test_a_state_that_changes_too_often_is_found(gpu: Gpu):
+def test_a_state_that_changes_too_often_is_found(gpu: Gpu) -> None:
     world = World()
     for _ in range(4):
         world.run(40, gpus=[])
@@ -327,7 +328,7 @@ def test_a_state_that_changes_too_often_is_found(gpu: Gpu):
     assert not Finding.objects.open().exists()
 
 
-def test_suspect_profiling_is_one_finding_of_the_node():
+def test_suspect_profiling_is_one_finding_of_the_node() -> None:
     node = make_node()
     gpus = [make_gpu(node=node, index=index) for index in range(4)]
     world = World()
@@ -343,7 +344,7 @@ def test_suspect_profiling_is_one_finding_of_the_node():
     assert state_of(node) == ("ok", "ok")
 
 
-def test_present_again_needs_no_telemetry_of_ours(gpu: Gpu):
+def test_present_again_needs_no_telemetry_of_ours(gpu: Gpu) -> None:
     Gpu.objects.filter(pk=gpu.pk).update(presence="expected")
     World().run(5)
     gpu.refresh_from_db()

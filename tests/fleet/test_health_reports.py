@@ -46,7 +46,7 @@ def tell(world: World, node: Node, name: str) -> None:
     health_reports.apply(node.pk, report(name, world.now), when(world.now))
 
 
-def test_lost_is_known_by_the_last_uuid_of_its_index(node: Node):
+def test_lost_is_known_by_the_last_uuid_of_its_index(node: Node) -> None:
     world = World()
     world.run(31)
     tell(world, node, "lost")
@@ -63,7 +63,7 @@ def test_lost_is_known_by_the_last_uuid_of_its_index(node: Node):
     assert node.gpus.count() == 8
 
 
-def test_reset_required_names_the_gpu(node: Node):
+def test_reset_required_names_the_gpu(node: Node) -> None:
     world = World()
     world.run(31)
     tell(world, node, "reset-required")
@@ -74,7 +74,7 @@ def test_reset_required_names_the_gpu(node: Node):
     assert "reset" in Finding.objects.get(code="reset_required").advised_action
 
 
-def test_mismatch_makes_gpus_unknown_with_both_versions(node: Node):
+def test_mismatch_makes_gpus_unknown_with_both_versions(node: Node) -> None:
     world = World()
     world.run(31)
     tell(world, node, "mismatch")
@@ -93,7 +93,7 @@ def test_mismatch_makes_gpus_unknown_with_both_versions(node: Node):
     assert state_of(node) == ("ok", "ok")
 
 
-def test_a_mismatch_outranks_telemetry_that_still_comes(node: Node):
+def test_a_mismatch_outranks_telemetry_that_still_comes(node: Node) -> None:
     world = World()
     world.run(31)
     tell(world, node, "mismatch")
@@ -101,7 +101,7 @@ def test_a_mismatch_outranks_telemetry_that_still_comes(node: Node):
     assert {state_of(gpu) for gpu in node.gpus.all()} == {("unknown", "driver_mismatch")}
 
 
-def test_not_supported_is_healthy():
+def test_not_supported_is_healthy() -> None:
     node = make_node()
     gpu = make_gpu(NVML["not-supported"]["gpus"][0]["uuid"], node=node)
     enrol(node)
@@ -114,7 +114,7 @@ def test_not_supported_is_healthy():
     assert not ReportedCondition.objects.exists()
 
 
-def test_a_driver_that_cannot_be_asked_at_all(node: Node):
+def test_a_driver_that_cannot_be_asked_at_all(node: Node) -> None:
     health_reports.apply(node.pk, HealthReport(at=START, gpus=(), driver_error="NVML_ERROR_DRIVER_NOT_LOADED"), when(START))
     world = World()
     world.run(10)
@@ -122,14 +122,14 @@ def test_a_driver_that_cannot_be_asked_at_all(node: Node):
     assert {state_of(gpu)[0] for gpu in node.gpus.all()} == {"unknown"}
 
 
-def test_a_gpu_that_the_driver_no_longer_lists_is_lost(node: Node):
+def test_a_gpu_that_the_driver_no_longer_lists_is_lost(node: Node) -> None:
     rest = [GpuCondition(gpu.uuid, gpu.index, Condition.OK) for gpu in node.gpus.all()][1:]
     assert health_reports.apply(node.pk, HealthReport(at=START, gpus=tuple(rest)), when(START)) == 1
     row = ReportedCondition.objects.get()
     assert (row.gpu_uuid, row.condition) == (node.gpus.all()[0].uuid, "lost")
 
 
-def test_a_repeated_report_keeps_since_and_a_better_one_ends_it(node: Node):
+def test_a_repeated_report_keeps_since_and_a_better_one_ends_it(node: Node) -> None:
     health_reports.apply(node.pk, report("lost", START), when(START))
     health_reports.apply(node.pk, report("lost", START + 60), when(START + 60))
     row = ReportedCondition.objects.get()
@@ -139,12 +139,12 @@ def test_a_repeated_report_keeps_since_and_a_better_one_ends_it(node: Node):
     assert not ReportedCondition.objects.exists()
 
 
-def test_an_agents_clock_that_runs_ahead_makes_no_future(node: Node):
+def test_an_agents_clock_that_runs_ahead_makes_no_future(node: Node) -> None:
     health_reports.apply(node.pk, report("lost", START + 10_000), when(START))
     assert ReportedCondition.objects.get().since == when(START)
 
 
-def test_series_that_stop_while_the_agent_sees_the_gpu_are_missing_series():
+def test_series_that_stop_while_the_agent_sees_the_gpu_are_missing_series() -> None:
     node = make_node()
     gpus = [make_gpu(node=node, index=index) for index in range(2)]
     enrol(node)

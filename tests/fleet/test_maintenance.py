@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def plan(kind: str, key: str, *, minutes: float = 2, start: float = START) -> Ma
         ("gpu", lambda gpu: gpu.uuid, False, False),
     ],
 )
-def test_a_window_covers_its_scope_and_what_is_inside(kind: str, key_of: Callable[[Gpu], str], site_too: bool, node_too: bool):
+def test_a_window_covers_its_scope_and_what_is_inside(kind: str, key_of: Callable[[Gpu], str], site_too: bool, node_too: bool) -> None:
     site = make_site()
     gpu = make_gpu(node=make_node(site=site))
     neighbour = make_gpu(node=make_node(site=site))
@@ -53,7 +54,7 @@ def test_a_window_covers_its_scope_and_what_is_inside(kind: str, key_of: Callabl
     assert {state_of(thing) for thing in (gpu, gpu.node, site, neighbour, elsewhere)} == {("ok", "ok")}
 
 
-def test_what_happens_inside_is_recorded_and_stands_after_the_end():
+def test_what_happens_inside_is_recorded_and_stands_after_the_end() -> None:
     gpu = make_gpu(node=make_node())
     plan("site", gpu.node.site.code)
     world = World()
@@ -66,7 +67,7 @@ def test_what_happens_inside_is_recorded_and_stands_after_the_end():
     assert state_of(gpu) == ("down", "xid_79")
 
 
-def test_a_silent_site_in_maintenance_is_maintenance_and_then_unknown():
+def test_a_silent_site_in_maintenance_is_maintenance_and_then_unknown() -> None:
     node = make_node()
     make_gpu(node=node)
     plan("site", node.site.code)
@@ -78,7 +79,7 @@ def test_a_silent_site_in_maintenance_is_maintenance_and_then_unknown():
     assert state_of(node.site) == ("unknown", "link_down")
 
 
-def test_a_node_in_maintenance_leaves_the_site_to_the_others():
+def test_a_node_in_maintenance_leaves_the_site_to_the_others() -> None:
     site = make_site()
     one, two = make_gpu(node=make_node(site=site)), make_gpu(node=make_node(site=site))
     plan("node", str(one.node_id))
@@ -92,7 +93,7 @@ def test_a_node_in_maintenance_leaves_the_site_to_the_others():
     assert state_of(site) == ("down", "xid_79")
 
 
-def test_extend_and_end():
+def test_extend_and_end() -> None:
     gpu = make_gpu(node=make_node())
     window = plan("gpu", gpu.uuid)
     world = World()
@@ -115,7 +116,7 @@ def test_extend_and_end():
     assert refused.value.errors == {"ends_at": "The window is over; plan a new one."}
 
 
-def test_a_window_to_come_can_be_called_off():
+def test_a_window_to_come_can_be_called_off() -> None:
     gpu = make_gpu(node=make_node())
     window = plan("gpu", gpu.uuid, start=START + 60)
     end_window(window=window, reason="not needed", actor="olga", now=when(START))
@@ -136,9 +137,9 @@ def test_a_window_to_come_can_be_called_off():
         ({"ends_at": when(START) + timedelta(days=91)}, "ends_at"),
     ],
 )
-def test_bad_windows_are_refused_naming_the_field(changes: dict[str, object], field: str):
+def test_bad_windows_are_refused_naming_the_field(changes: dict[str, Any], field: str) -> None:
     site = make_site()
-    wanted = {"starts_at": when(START), "ends_at": when(START) + HOUR, "reason": "fan swap", **changes}
+    wanted: dict[str, Any] = {"starts_at": when(START), "ends_at": when(START) + HOUR, "reason": "fan swap", **changes}
     with pytest.raises(MaintenanceRefused) as refused:
         create_window(scope=find_scope("site", site.code), actor="olga", now=when(START), **wanted)
     assert list(refused.value.errors) == [field]
@@ -162,13 +163,13 @@ def test_bad_windows_are_refused_naming_the_field(changes: dict[str, object], fi
         ("planet", "", "scope_kind"),
     ],
 )
-def test_scopes_that_do_not_exist(kind: str, key: str, field: str):
+def test_scopes_that_do_not_exist(kind: str, key: str, field: str) -> None:
     with pytest.raises(MaintenanceRefused) as refused:
         find_scope(kind, key)
     assert list(refused.value.errors) == [field]
 
 
-def test_windows_that_cover_an_object():
+def test_windows_that_cover_an_object() -> None:
     gpu = make_gpu(node=make_node())
     other = make_gpu(node=make_node())
     soon = plan("region", gpu.node.site.region.slug, start=START + 3600)

@@ -65,7 +65,7 @@ class Fleet:
         return self.evaluator.evaluate(self.live, self.roster, self.now)
 
 
-def test_only_what_changed_is_judged():
+def test_only_what_changed_is_judged() -> None:
     fleet = Fleet(200)
     fleet.scrape()
     fleet.beat()
@@ -86,7 +86,7 @@ def test_only_what_changed_is_judged():
     assert [(change.object.kind, change.object.key) for change in changes.verdicts] == [(Kind.GPU, "GPU-7"), (Kind.NODE, "8"), (Kind.SITE, "S7")]
 
 
-def test_thirty_thousand_gpus_with_one_percent_changing_cost_little():
+def test_thirty_thousand_gpus_with_one_percent_changing_cost_little() -> None:
     fleet = Fleet(1500, nodes=4, gpus=5)
     fleet.scrape()
     fleet.beat()
@@ -107,7 +107,7 @@ def test_thirty_thousand_gpus_with_one_percent_changing_cost_little():
     assert min(seconds) < 0.25
 
 
-def test_a_wide_outage_is_judged_in_parts_and_nothing_is_forgotten():
+def test_a_wide_outage_is_judged_in_parts_and_nothing_is_forgotten() -> None:
     sites = MOST_A_TICK + 1000
     fleet = Fleet(sites)
     fleet.scrape()
@@ -132,7 +132,7 @@ def test_a_wide_outage_is_judged_in_parts_and_nothing_is_forgotten():
         assert states == {State.UNKNOWN}
 
 
-def test_a_site_is_unknown_once_its_last_word_is_older_than_three_intervals():
+def test_a_site_is_unknown_once_its_last_word_is_older_than_three_intervals() -> None:
     fleet = Fleet(1)
     fleet.scrape()
     for second, state in ((0, State.OK), (15, State.OK), (30, State.OK), (31, State.UNKNOWN)):
@@ -141,6 +141,7 @@ def test_a_site_is_unknown_once_its_last_word_is_older_than_three_intervals():
         verdict = fleet.evaluator.verdict_of(Kind.SITE, 0)
         assert verdict is not None
         assert verdict.state is state
+    assert verdict is not None
     assert (verdict.cause, verdict.since) == ("link_down", T0)
 
 
@@ -160,7 +161,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=60)
-def test_chains_of_changes_are_whole_whatever_happens(script: list[tuple[set[int], set[int], dict[str, float], list[tuple[int, int]], int]]):
+def test_chains_of_changes_are_whole_whatever_happens(script: list[tuple[set[int], set[int], dict[str, float], list[tuple[int, int]], int]]) -> None:
     fleet = Fleet(2, nodes=2, gpus=2)
     states: dict[tuple[Kind, str], Verdict] = {}
     open_findings: set[tuple[Kind, str, str]] = set()
@@ -200,7 +201,7 @@ def column(*values: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array(values)
 
 
-def test_rising_counts_a_rise_within_its_window_only():
+def test_rising_counts_a_rise_within_its_window_only() -> None:
     rising = Rising(10, 300, 1800)
     for at, value in ((0, 100), (100, 105), (200, 109), (310, 111), (400, 119)):
         rising.update(column(value), column(at))
@@ -213,7 +214,7 @@ def test_rising_counts_a_rise_within_its_window_only():
 
 
 @given(st.lists(st.one_of(st.just(float("nan")), st.floats(0, 1e15)), max_size=30))
-def test_falling_or_missing_counters_never_rise(values: list[float]):
+def test_falling_or_missing_counters_never_rise(values: list[float]) -> None:
     falling = sorted((value for value in values if value == value), reverse=True)
     rising = Rising(1, 300, 1800)
     for at, value in enumerate(falling):
@@ -221,7 +222,7 @@ def test_falling_or_missing_counters_never_rise(values: list[float]):
     assert not rising.standing(len(falling)).any()
 
 
-def test_a_seeded_rise_stands_for_the_rest_of_its_time():
+def test_a_seeded_rise_stands_for_the_rest_of_its_time() -> None:
     rising = Rising(1, 300, 1800)
     rising.seed(3, 1000.0)
     assert rising.standing(2000).tolist() == [False, False, False, True]
@@ -242,14 +243,14 @@ def test_a_seeded_rise_stands_for_the_rest_of_its_time():
         ([(True, None), (False, 5.0), (True, None), (False, None)], [(True, 5.0), (True, None)]),
     ],
 )
-def test_findings_fold_by_their_lives(lives: list[tuple[bool, float | None]], left: list[tuple[bool, float | None]]):
+def test_findings_fold_by_their_lives(lives: list[tuple[bool, float | None]], left: list[tuple[bool, float | None]]) -> None:
     ref = ObjectRef(Kind.GPU, "GPU-1", 1, 1, "S1", 1)
     condition = Condition("hot", Severity.MAJOR, State.DEGRADED, "Hot.", 1.0)
     folded = newest_findings([FindingChange(ref, condition, 1.0, until=until, opened=opened) for opened, until in lives])
     assert [(change.opened, change.until) for change in folded] == left
 
 
-def test_a_first_verdict_of_unknown_is_no_transition():
+def test_a_first_verdict_of_unknown_is_no_transition() -> None:
     ref = ObjectRef(Kind.GPU, "GPU-1", 1, 1, "S1", 1)
     assert not VerdictChange(ref, None, Verdict(State.UNKNOWN, "never_reported", "Has never reported.", T0)).is_transition
     assert VerdictChange(ref, None, Verdict(State.OK, "ok", "Reports.", T0)).is_transition

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,18 +89,18 @@ def judge(facts: GpuFacts, before: Verdict | None = OK) -> Verdict:
         ({"signs": Sign.HW_THERMAL, "judged": 0}, State.OK, "ok"),
     ],
 )
-def test_gpu_verdicts(changes: dict[str, object], state: State, cause: str):
+def test_gpu_verdicts(changes: dict[str, Any], state: State, cause: str) -> None:
     verdict = judge(replace(FINE, **changes))
     assert (verdict.state, verdict.cause) == (state, cause)
     assert verdict.why.endswith((".", "swap"))
 
 
-def test_the_general_slowdown_hides_behind_its_cause():
+def test_the_general_slowdown_hides_behind_its_cause() -> None:
     both = replace(FINE, signs=Sign.HW_SLOWDOWN | Sign.POWER_BRAKE, judged=1023)
     assert [condition.code for condition in gpu_conditions(both, TH)[0]] == ["hw_power_brake"]
 
 
-def test_why_has_numbers_and_units():
+def test_why_has_numbers_and_units() -> None:
     hot = replace(FINE, signs=Sign.HW_THERMAL, judged=1023, temperature_celsius=87.0, slowdown_celsius=87.0, sm_clock_hertz=9.9e8)
     assert judge(hot).why == "SM clock cut to 990 MHz by hardware thermal slowdown, 87 °C of 87 °C limit."
     blind = replace(hot, temperature_celsius=NAN, slowdown_celsius=NAN, sm_clock_hertz=NAN)
@@ -126,7 +127,7 @@ def test_why_has_numbers_and_units():
         ({"maintenance": Maintenance(NOW, NOW + 1, "x")}, [DOWN], State.MAINTENANCE, "maintenance"),
     ],
 )
-def test_node_verdicts(changes: dict[str, object], gpus: list[Verdict], state: State, cause: str):
+def test_node_verdicts(changes: dict[str, Any], gpus: list[Verdict], state: State, cause: str) -> None:
     facts = replace(NODE, **changes)
     found, _ = node_conditions(facts, TH)
     held = {condition.code: Held(condition, NOW, 9, True) for condition in found}
@@ -155,14 +156,14 @@ NODE_GONE = Verdict(State.DOWN, "node_down", "Exporter and agent silent.", NOW -
         ({"maintenance": Maintenance(NOW, NOW + 1, "x"), "contact": Contact.LINK_DOWN}, [SILENT], [SILENT], State.MAINTENANCE, "maintenance"),
     ],
 )
-def test_site_verdicts(changes: dict[str, object], nodes: list[Verdict], gpus: list[Verdict], state: State, cause: str):
+def test_site_verdicts(changes: dict[str, Any], nodes: list[Verdict], gpus: list[Verdict], state: State, cause: str) -> None:
     facts = replace(SITE, **changes)
     conditions, _ = site_conditions(facts)
     verdict = site_verdict(facts, conditions, [Child("n", each) for each in nodes], [Child("g", each) for each in gpus], OK)
     assert (verdict.state, verdict.cause) == (state, cause)
 
 
-def test_one_node_cannot_tell_link_from_node_and_several_can():
+def test_one_node_cannot_tell_link_from_node_and_several_can() -> None:
     one, _ = site_conditions(replace(SITE, contact=Contact.LINK_DOWN))
     many, _ = site_conditions(replace(SITE, contact=Contact.LINK_DOWN, nodes=3))
     assert "(link or node)" in one[0].why
@@ -198,7 +199,7 @@ befores = st.sampled_from([None, OK, DOWN, SILENT, MAINTAINED])
 
 
 @given(facts_of_gpus, befores)
-def test_a_gpu_has_exactly_one_state_whatever_the_facts(facts: GpuFacts, before: Verdict | None):
+def test_a_gpu_has_exactly_one_state_whatever_the_facts(facts: GpuFacts, before: Verdict | None) -> None:
     verdict = follow(before, judge(facts, before), NOW)
     assert verdict.state in State
     assert verdict.cause
@@ -232,7 +233,7 @@ children = st.lists(st.sampled_from([OK, DOWN, SILENT, MAINTAINED, BROKEN]).map(
 
 
 @given(node_facts, children, befores)
-def test_a_node_has_exactly_one_state_whatever_the_facts(facts: NodeFacts, gpus: list[Child], before: Verdict | None):
+def test_a_node_has_exactly_one_state_whatever_the_facts(facts: NodeFacts, gpus: list[Child], before: Verdict | None) -> None:
     found, undecided = node_conditions(facts, TH)
     assert not undecided & {condition.code for condition in found}
     held = {condition.code: Held(condition, NOW, 9, True) for condition in found}
@@ -244,7 +245,7 @@ def test_a_node_has_exactly_one_state_whatever_the_facts(facts: NodeFacts, gpus:
 
 
 @given(st.sampled_from(Contact), children, children, befores)
-def test_a_site_has_exactly_one_state_whatever_the_facts(contact: Contact, nodes: list[Child], gpus: list[Child], before: Verdict | None):
+def test_a_site_has_exactly_one_state_whatever_the_facts(contact: Contact, nodes: list[Child], gpus: list[Child], before: Verdict | None) -> None:
     facts = replace(SITE, contact=contact)
     conditions, _ = site_conditions(facts)
     verdict = follow(before, site_verdict(facts, conditions, nodes, gpus, before), NOW)
@@ -256,7 +257,7 @@ def test_a_site_has_exactly_one_state_whatever_the_facts(contact: Contact, nodes
 
 
 @given(st.lists(st.one_of(st.just(NAN), st.integers(0, 511).map(float)), min_size=1, max_size=20))
-def test_signs_are_bits_of_the_reasons_and_nothing_is_judged_without_a_value(reasons: list[float]):
+def test_signs_are_bits_of_the_reasons_and_nothing_is_judged_without_a_value(reasons: list[float]) -> None:
     column, none = np.array(reasons), np.full(len(reasons), NAN)
     before = np.zeros(len(reasons), dtype=np.int32)
     signs, judged = signs_of(clock_reasons=column, margin=none, remap_pending=none, remap_failure=none, before=before, thresholds=TH)
@@ -266,7 +267,7 @@ def test_signs_are_bits_of_the_reasons_and_nothing_is_judged_without_a_value(rea
         assert (known == 0) == math.isnan(value)
 
 
-def test_every_sign_has_a_code():
+def test_every_sign_has_a_code() -> None:
     assert set(SIGN_OF_CODE.values()) == set(Sign)
 
 
@@ -276,7 +277,7 @@ HOT = Condition("hot", Severity.MAJOR, State.DEGRADED, "Hot.", NOW, samples=2)
 
 
 @given(st.lists(st.sampled_from(["on", "off", "unknown"]), max_size=40))
-def test_flapping_inputs_move_the_state_no_faster_than_the_recovery_allows(inputs: list[str]):
+def test_flapping_inputs_move_the_state_no_faster_than_the_recovery_allows(inputs: list[str]) -> None:
     held: dict[str, Held] = {}
     active, moves, last_on = False, [], -math.inf
     for number, word in enumerate(inputs):
@@ -294,7 +295,7 @@ def test_flapping_inputs_move_the_state_no_faster_than_the_recovery_allows(input
     assert all(later - sooner >= TH.recover_seconds for sooner, later in zip(moves[::2], ends, strict=False))
 
 
-def test_the_same_sample_confirms_nothing():
+def test_the_same_sample_confirms_nothing() -> None:
     held, _ = settle({}, [HOT], set(), sampled_at=NOW, now=NOW, thresholds=TH)
     held, _ = settle(held, [HOT], set(), sampled_at=NOW, now=NOW + 1, thresholds=TH)
     assert not active_conditions(held)
@@ -302,7 +303,7 @@ def test_the_same_sample_confirms_nothing():
     assert [condition.since for condition in active_conditions(held)] == [NOW]
 
 
-def test_what_is_undecided_stays_as_it_was():
+def test_what_is_undecided_stays_as_it_was() -> None:
     held = {"hot": Held(HOT, NOW, 2, True)}
     after, wake_at = settle(held, [], {"hot"}, sampled_at=NAN, now=NOW + 1e6, thresholds=TH)
     assert after == held
@@ -313,7 +314,7 @@ def test_what_is_undecided_stays_as_it_was():
 
 
 @given(st.data())
-def test_contact_is_one_word_for_each_node_and_site(data: st.DataObject):
+def test_contact_is_one_word_for_each_node_and_site(data: st.DataObject) -> None:
     nodes, sites = data.draw(st.integers(1, 8)), 3
     column = st.lists(times, min_size=nodes, max_size=nodes).map(np.array)
     site_rows = np.array(data.draw(st.lists(st.integers(0, sites - 1), min_size=nodes, max_size=nodes)), dtype=np.int32)
@@ -342,10 +343,10 @@ def test_contact_is_one_word_for_each_node_and_site(data: st.DataObject):
 
 
 @pytest.mark.parametrize(("at", "text"), [(0, "0 s"), (45, "45 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (90000, "1 d 1 h"), (-3, "0 s")])
-def test_durations(at: float, text: str):
+def test_durations(at: float, text: str) -> None:
     assert duration(at) == text
 
 
-def test_clock_times():
+def test_clock_times() -> None:
     assert clock_time(NOW) == "2026-11-20 10:00:00 UTC"
     assert clock_time(NAN) == "never"

@@ -34,7 +34,7 @@ def gauge(memory: XidMemory, values: list[tuple[float, int]], old: int | None = 
     return events
 
 
-def test_c07_gauge_alone():
+def test_c07_gauge_alone() -> None:
     rows = json.loads((CASE / "range.json").read_text())["data"]["result"][0]["values"]
     memory = XidMemory()
     events = gauge(memory, [(float(at), int(value)) for at, value in rows])
@@ -43,14 +43,14 @@ def test_c07_gauge_alone():
     assert 13 not in memory.marks
 
 
-def test_first_sight_has_a_code_and_no_time():
+def test_first_sight_has_a_code_and_no_time() -> None:
     memory = XidMemory()
     assert gauge(memory, [(T0, 13)]) == []
     assert memory.last_xid == 13
     assert math.isnan(memory.last_at)
 
 
-def test_c07_counts_before_or_after_the_gauge_are_the_same():
+def test_c07_counts_before_or_after_the_gauge_are_the_same() -> None:
     for count_first in (False, True):
         memory = XidMemory()
         gauge(memory, [(T0, 0)])
@@ -68,13 +68,13 @@ def test_c07_counts_before_or_after_the_gauge_are_the_same():
 
 
 @given(st.lists(st.sampled_from([0, 13, 31, 79]), min_size=1, max_size=30))
-def test_events_are_exactly_the_changes_to_a_code(values: list[int]):
+def test_events_are_exactly_the_changes_to_a_code(values: list[int]) -> None:
     events = gauge(XidMemory(), [(T0 + 400 * number, value) for number, value in enumerate(values)])
     expected = [(T0 + 400 * n, new) for n, (old, new) in enumerate(itertools.pairwise(values), start=1) if new not in (0, old)]
     assert events == expected
 
 
-def test_close_repeats_fold_into_one_burst_and_later_ones_do_not():
+def test_close_repeats_fold_into_one_burst_and_later_ones_do_not() -> None:
     memory = XidMemory()
     gauge(memory, [(T0, 0), (T0 + 10, 31), (T0 + 20, 0), (T0 + 30, 31)])
     first = memory.bursts[31]
@@ -84,7 +84,7 @@ def test_close_repeats_fold_into_one_burst_and_later_ones_do_not():
     assert memory.marks[31].count == 3
 
 
-def test_windows_end_and_sticky_codes_do_not():
+def test_windows_end_and_sticky_codes_do_not() -> None:
     memory = XidMemory()
     gauge(memory, [(T0, 0), (T0 + 10, 31), (T0 + 20, 79)])
     end = T0 + 10 + TABLE.rule(31).window_seconds
@@ -95,7 +95,7 @@ def test_windows_end_and_sticky_codes_do_not():
     assert list(memory.marks) == [79]
 
 
-def test_a_reboot_ends_marks_once_the_gpu_reports_again():
+def test_a_reboot_ends_marks_once_the_gpu_reports_again() -> None:
     memory = XidMemory()
     memory.note_gauge(old=0, new=79, at=T0, table=TABLE, tolerance_seconds=30, boot_id="a")
     assert memory.end_by_reboot("", T0 + 60) == []
@@ -104,14 +104,14 @@ def test_a_reboot_ends_marks_once_the_gpu_reports_again():
     assert memory.end_by_reboot("b", T0 + 60) == [79]
 
 
-def test_a_mark_without_a_boot_id_takes_the_first_one_known():
+def test_a_mark_without_a_boot_id_takes_the_first_one_known() -> None:
     memory = XidMemory()
     memory.note_gauge(old=0, new=79, at=T0, table=TABLE, tolerance_seconds=30)
     assert memory.end_by_reboot("a", T0 + 60) == []
     assert memory.end_by_reboot("b", T0 + 60) == [79]
 
 
-def test_a_seeded_memory_knows_its_events():
+def test_a_seeded_memory_knows_its_events() -> None:
     memory = XidMemory(last_xid=31, last_at=T0)
     memory.seed(Burst(31, T0 - 60, T0, 2, Source.GAUGE))
     assert gauge(memory, [(T0 + 60, 31)]) == []
@@ -121,7 +121,7 @@ def test_a_seeded_memory_knows_its_events():
     assert (burst.first_at, burst.count) == (T0 - 60, 3)
 
 
-def test_the_recovery_action_goes_before_the_table():
+def test_the_recovery_action_goes_before_the_table() -> None:
     memory = XidMemory()
     memory.note_gauge(old=0, new=119, at=T0, table=TABLE, tolerance_seconds=30)
     memory.note_message(xid=154, at=T0 + 1, message="GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", table=TABLE)
@@ -139,7 +139,7 @@ def test_the_recovery_action_goes_before_the_table():
         ("... to 0x9 (Dance)", None),
     ],
 )
-def test_recovery_actions(text: str, key: str | None):
+def test_recovery_actions(text: str, key: str | None) -> None:
     action = TABLE.recovery_action(text)
     assert (action.key if action else None) == key
 
@@ -147,7 +147,7 @@ def test_recovery_actions(text: str, key: str | None):
 # The table
 
 
-def test_unknown_codes_never_advise_an_act():
+def test_unknown_codes_never_advise_an_act() -> None:
     for code in (1, 162, 170, 999, 65535):
         rule = TABLE.rule(code)
         assert not rule.known
@@ -156,7 +156,7 @@ def test_unknown_codes_never_advise_an_act():
         assert rule.state is State.DEGRADED
 
 
-def test_the_codes_that_are_always_watched():
+def test_the_codes_that_are_always_watched() -> None:
     for code in (48, 74, 79, 95, 119, 120, 140):
         assert TABLE.rule(code).sticky
         assert TABLE.rule(code).state in (State.DOWN, State.DEGRADED)
@@ -164,7 +164,7 @@ def test_the_codes_that_are_always_watched():
     assert TABLE.rule(79).action.key == "restart_bare_metal"
 
 
-def test_nvidias_advice_holds_where_sources_disagree():
+def test_nvidias_advice_holds_where_sources_disagree() -> None:
     assert TABLE.rule(63).action.key == "ignore"
     assert TABLE.rule(63).advised == "Reset when convenient."
     assert TABLE.rule(63).others["gpud"].startswith("fatal")
@@ -174,7 +174,7 @@ def test_nvidias_advice_holds_where_sources_disagree():
     assert TABLE.rule(121).action.key == "ignore"
 
 
-def test_every_rule_fits_the_columns_that_store_it():
+def test_every_rule_fits_the_columns_that_store_it() -> None:
     for rule in TABLE.rules.values():
         memory = XidMemory()
         memory.note_gauge(old=0, new=rule.code, at=T0, table=TABLE, tolerance_seconds=30)
@@ -189,7 +189,7 @@ def test_every_rule_fits_the_columns_that_store_it():
 @pytest.mark.parametrize(
     ("change", "named"), [({"do": "dance"}, "xids.79"), ({"state": "odd"}, "xids.79"), ({"severity": "odd"}, "xids.79"), ({"meaning": None}, None)]
 )
-def test_a_table_that_contradicts_itself_names_the_entry(change: dict[str, object], named: str | None):
+def test_a_table_that_contradicts_itself_names_the_entry(change: dict[str, object], named: str | None) -> None:
     data = yaml.safe_load(xid._FILE.read_text())
     data["xids"][79].update(change)
     if named is None:
@@ -200,5 +200,5 @@ def test_a_table_that_contradicts_itself_names_the_entry(change: dict[str, objec
 
 
 @pytest.mark.parametrize(("code", "number"), [("xid_79", 79), ("xid_", None), ("xid_x", None), ("gpu_lost", None)])
-def test_codes_of_findings(code: str, number: int | None):
+def test_codes_of_findings(code: str, number: int | None) -> None:
     assert xid.xid_of_code(code) == number

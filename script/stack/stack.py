@@ -82,6 +82,8 @@ class Stack:
         self._seed()
         self._write_configurations()
         self.supervisor.start_together(self._programs())
+        if "MASTHEAD_PROMETHEUS_URL" not in self.options.outside:
+            self.supervisor.start_together([self._prometheus()])  # last, so that its first look for targets finds the console
 
     def stop(self) -> None:
         self.supervisor.stop()
@@ -211,6 +213,12 @@ class Stack:
         target.touch(mode=0o600)
         target.write_text(json.dumps(dump_config(config)))
 
+    def _prometheus(self) -> Prometheus:
+        folder = self.layout.root / "prometheus"
+        prometheus = Prometheus(folder, folder / "prometheus.yml", port=self.ports["prometheus"])
+        prometheus.log = self.layout.logs / "prometheus.log"
+        return prometheus
+
     def _programs(self) -> list[Server]:
         ports, logs = self.ports, self.layout.logs
         plain, signing = self.environment(), self.environment(signing_key=True)
@@ -224,10 +232,6 @@ class Stack:
         def add(name: str, command: list[str], environment: dict[str, str], ready: Callable[[], bool] | None = None) -> None:
             programs.append(Program(name, logs, [*_END_WITH_PARENT, *command], environment, ready=ready))
 
-        if "MASTHEAD_PROMETHEUS_URL" not in self.options.outside:
-            prometheus = Prometheus(self.layout.root / "prometheus", self.layout.root / "prometheus" / "prometheus.yml", port=ports["prometheus"])
-            prometheus.log = logs / "prometheus.log"
-            programs.append(prometheus)
         web = [*uvicorn, "console.asgi:application", f"--port={ports['web']}", "--ws=websockets-sansio", "--ws-per-message-deflate=false"]
         add("web", web, signing, answers(f"{self.url}/healthz"))
         add("gateway", (_WITHOUT_CAPABILITIES if os.geteuid() == 0 else []) + gateway, plain, listens(ports["gateway"]))

@@ -48,7 +48,7 @@ class Ingest:
         self.quality = Quality()
         self.resolver = Resolver(state, services, self.table, self.sightings)
         self.samples_total = 0
-        self._xid_counts: dict[int, tuple[float, float]] = {}
+        self._xid_counts: dict[tuple[int, int, int], tuple[float, float]] = {}  # (GPU row, slice row, XID) → (count, sample time)
 
     def take_body(self, data: bytes, sender: SenderScope, *, now: float) -> Taken:
         """Take an inflated remote_write body. Raises DecodeError, and then nothing of it was taken."""
@@ -109,7 +109,7 @@ class Ingest:
         if future.any():
             future &= kinds != Kind.IGNORED
             refused += self._refuse(sender, Refusal.FUTURE, slots, future, read, now)
-        stale = values.view(np.int64) == STALE_NAN_BITS if values.dtype == np.float64 else np.zeros(len(values), dtype=np.bool_)
+        stale = values.view(np.int64) == STALE_NAN_BITS
         wanted = ~future
         for kind in np.unique(kinds).tolist():
             index = np.flatnonzero((kinds == kind) & wanted)
@@ -330,16 +330,16 @@ class Ingest:
         state = self.state
         for index in np.argsort(times, kind="stable").tolist():
             slot, value, at = int(slots[index]), float(values[index]), float(times[index])
-            known = self._xid_counts.get(slot)
+            key = int(self.table.row[slot]), int(self.table.slice_row[slot]), int(self.table.column[slot])
+            known = self._xid_counts.get(key)
             if stale[index] or not (math.isfinite(value) and value >= 0) or (known is not None and at <= known[1]):
                 continue
-            self._xid_counts[slot] = (value, at)
+            self._xid_counts[key] = (value, at)
             if known is not None and value == known[0]:
                 continue
-            slice_row = int(self.table.slice_row[slot])
+            gpu_row, slice_row, xid = key
             instance = int(state.slice_instance[slice_row]) if slice_row >= 0 else None
-            old = None if known is None else int(known[0])
-            state.note_xid_count(XidCount(int(self.table.row[slot]), instance, int(self.table.column[slot]), old, int(value), at))
+            state.note_xid_count(XidCount(gpu_row, instance, xid, None if known is None else int(known[0]), int(value), at))
 
     def _take_nvlink(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_]) -> None:
         state = self.state

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import numpy as np
 from django.db import connection
 
 from fleet.ingest import Ingest
-from fleet.live_state import LiveState
+from fleet.live_state import Ints, LiveState
 from fleet.models import AgentConnection, Area, Gpu, Node, Site
 from fleet.telemetry import short_host
 
@@ -72,8 +73,7 @@ def apply_inventory(state: LiveState, inventory: Inventory, ingest: Ingest | Non
     nodes = [row for row in inventory.nodes if row[2] in site_ids]
     gpus = [row for row in inventory.gpus if row[2] in node_ids]
     before = _active(state)
-    regions = dict(zip(state.site_id.tolist(), state.site_region.tolist(), strict=True))
-    homes = dict(zip(state.gpu_uuid, state.gpu_site_row.tolist(), strict=True))
+    places = _places(state)
     state.site_active[:] = state.node_active[:] = state.gpu_active[:] = False
     state.add_sites(inventory.sites)
     state.add_nodes(nodes)
@@ -82,12 +82,19 @@ def apply_inventory(state: LiveState, inventory: Inventory, ingest: Ingest | Non
         return
     now_active = _active(state)
     ingest.table.forget_waiting(now_active - before)
-    moved = any(site_id in regions and regions[site_id] != region for site_id, _, _, region in inventory.sites)
-    moved |= any(uuid in homes and homes[uuid] != state.gpu_site_row[state.gpu_row_of[uuid]] for _, uuid, _ in gpus)
-    if moved or before - now_active:
-        ingest.table.forget_all()
+    gpu_rows, node_rows = (np.flatnonzero(old != new[: len(old)]) for old, new in zip(places, _places(state), strict=True))
+    if len(gpu_rows) or len(node_rows):
+        ingest.table.forget_rows(gpu_rows, node_rows, state.slice_gpu_row)
     if before != now_active:
         ingest.sightings.forget_unknown()
+
+
+def _places(state: LiveState) -> tuple[Ints, Ints]:
+    """Region of each GPU and of each node, by row; -1 when it is not in use. A series is taken for the place that its GPU or node had."""
+    region = state.site_region
+    gpus = np.where(state.gpu_active, region[state.gpu_site_row] if len(region) else -1, -1)
+    nodes = np.where(state.node_active, region[state.node_site_row] if len(region) else -1, -1)
+    return gpus, nodes
 
 
 def _active(state: LiveState) -> set[str]:

@@ -136,7 +136,7 @@ class Receiver:
     def _announced_size(self, headers: dict[bytes, bytes]) -> int:
         """What the body may take: its announced length, or the limit when it does not say."""
         text = headers.get(b"content-length", b"")
-        size = int(text) if text.isdigit() else self.max_body_bytes
+        size = int(text) if text.isdigit() and len(text) < 16 else self.max_body_bytes + len(text) // 16
         if size > self.max_body_bytes:
             raise Answered(413, f"Content-Length: {size} bytes is more than {self.max_body_bytes}")
         return size

@@ -20,6 +20,10 @@ _IDENTITY_LABELS = (
     *("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name"),
 )
 _MAX_IDENTITIES = 5_000
+# Bounds against a sender that invents labels: far above what a fleet of 30,000 sites has.
+MAX_SERIES = 3_000_000
+MAX_ITEMS = 500_000
+MAX_INSTANCE = 127
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Resolver:
         """The slot of a series that is not known yet. `at`: its sample's time."""
         name = labels.get("__name__", "")
         try:
+            if len(self._table) >= MAX_SERIES or len(self._services) >= MAX_ITEMS:
+                raise NotTaken(Refusal.TOO_MANY_SERIES)
             if name in METRICS.index or name == XID_COUNT_METRIC:
                 return self._gpu_series(name, labels, digest, sender, at)
             if name == "up":
@@ -107,6 +113,8 @@ class Resolver:
             raise NotTaken(Refusal.FOREIGN_SITE)
         slice_row = -1
         if seen.gpu_instance_id is not None:
+            if seen.gpu_instance_id > MAX_INSTANCE:
+                raise NotTaken(Refusal.NO_IDENTITY)
             slice_row = state.slice_row(row, seen.gpu_instance_id, seen.profile)
         if name == XID_COUNT_METRIC:
             xid = whole_number(labels.get("xid", ""))
@@ -185,4 +193,4 @@ class Resolver:
 
     def _add_service(self, job: str, node_row: int, item: str, field: int, digest: int, sender: SenderScope) -> int:
         row = self._services.row(job, node_row, item)
-        return self._table.add(sender.id, digest, Kind.SERVICE, row=row, metric=JOBS.index(job), column=field)
+        return self._table.add(sender.id, digest, Kind.SERVICE, row=row, metric=JOBS.index(job), column=field, slice_row=node_row)

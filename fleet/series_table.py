@@ -15,6 +15,7 @@ from fleet.live_state import Columns
 from fleet.telemetry import FIELDS, GPU_FIELD_INDEX, NVLINK_ERROR_METRICS, RATIO_OR_PERCENT, SLICE_FIELD_INDEX, DcgmType, Level, Refusal
 
 MAX_WAITING_KEYS = 500_000
+MAX_KEYS = 4_000_000  # of one sender
 
 
 class Kind(IntEnum):
@@ -24,7 +25,7 @@ class Kind(IntEnum):
     GPU = 1  # row of the GPU; metric
     SLICE = 2  # row of the slice; metric
     NODE_UP = 3  # row of the node
-    SERVICE = 4  # row of the job's table; metric: index of the job; column: field
+    SERVICE = 4  # row of the job's table; metric: index of the job; column: field; slice_row: row of the node
     XID_COUNT = 5  # row of the GPU; column: the XID
     NVLINK_PART = 6  # row of the GPU; column: which of the counters
     NOTHING = 7  # known and without meaning here (GPU_UTIL on a slice's line)
@@ -142,7 +143,10 @@ class SeriesTable:
     def ignore(self, sender_id: int, digest: int, reason: Refusal | None, *, until_known: str = "") -> int:
         """The shared slot of series that are not taken. `until_known` names what may appear in the inventory and change that."""
         slot = self.nothing if reason is None else REASONS.index(reason)
-        self.keys_of(sender_id)[digest] = slot
+        keys = self.keys_of(sender_id)
+        if len(keys) >= MAX_KEYS:
+            return slot
+        keys[digest] = slot
         if until_known:
             if self._waiting_count < MAX_WAITING_KEYS:
                 self._waiting.setdefault(until_known, []).append((sender_id, digest))
@@ -178,12 +182,19 @@ class SeriesTable:
             if slot > self.nothing:
                 self._release(slot)
 
-    def forget_all(self) -> None:
-        """Something moved or left: every series is read anew when it comes next."""
-        for sender_id in list(self._keys):
-            self.forget_sender(sender_id)
-        self._waiting.clear()
-        self._waiting_count = 0
+    def forget_rows(self, gpu_rows: NDArray[np.int64], node_rows: NDArray[np.int64], slice_gpu_row: NDArray[np.int32]) -> int:
+        """These GPUs and nodes moved or left: their series are read anew when they come next. `slice_gpu_row`: as in the live state."""
+        last = self._columns.count
+        kind, row = self.kind[:last], self.row[:last]
+        gone = np.isin(kind, (Kind.GPU, Kind.XID_COUNT, Kind.NVLINK_PART)) & np.isin(row, gpu_rows)
+        of_slice = np.flatnonzero(kind == Kind.SLICE)
+        gone[of_slice] = np.isin(slice_gpu_row[row[of_slice]], gpu_rows)
+        gone |= (kind == Kind.NODE_UP) & np.isin(row, node_rows)
+        gone |= (kind == Kind.SERVICE) & np.isin(self.slice_row[:last], node_rows)
+        slots = np.flatnonzero(gone).tolist()
+        for slot in slots:
+            self.forget(slot)
+        return len(slots)
 
     def forget(self, slot: int) -> None:
         """This series is to be read anew when it comes next."""

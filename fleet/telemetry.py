@@ -182,6 +182,7 @@ class Refusal(StrEnum):
     UNKNOWN_METRIC = "unknown_metric"
     SUSPECT_PROFILING = "suspect_profiling"
     NO_IDENTITY = "no_identity"
+    TOO_MANY_SERIES = "too_many_series"
     SERIES_MISSING = "series_missing"  # not a refusal: series that came and no longer come; its count is a state
 
 

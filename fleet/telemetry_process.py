@@ -55,7 +55,6 @@ class Figures:
     rows_flushed: int = 0
     rewrites: int = 0
     failures: dict[str, int] = field(default_factory=dict)
-    flush_history: list[float] = field(default_factory=list)
 
     def fail(self, what: str) -> None:
         self.failures[what] = self.failures.get(what, 0) + 1
@@ -180,15 +179,13 @@ class TelemetryProcess:
             figures.flush_seconds, figures.flushed_at, figures.flushes = flushed[0].seconds, now, figures.flushes + 1
             figures.rows_flushed += flushed[0].gpus + flushed[0].slices
             figures.rewrites += flushed[0].rewrote
-            figures.flush_history = [*figures.flush_history[-359:], flushed[0].seconds]
             if flushed[0].rewrote:
                 with self.lock:
                     self.services.mark_all_changed()
         self._flush_services(now)
         self._flush_quality(now)
         self._keep_silent_sites(now)
-        used = set(self.used_senders)
-        self.used_senders.difference_update(used)
+        used = [self.used_senders.pop() for _ in range(len(self.used_senders))]
         self._attempt("senders", lambda: self.senders.record_use(used, now=_moment(now)), due=bool(used))
         if self._due("sweep", now, SWEEP_SECONDS):
             with self.lock:

@@ -95,13 +95,13 @@ class Command(BaseCommand):
             worker.start()
             try:
                 asyncio.run(server.serve())
+            except SystemExit as error:  # uvicorn's way to say that it cannot listen
+                raise CommandError(f"--port: cannot listen on {options['host']}:{options['port']}") from error
             finally:
                 stop()
                 worker.join()
         if failed:
             raise CommandError(str(failed[0]))
-        if not server.started:
-            raise CommandError(f"--port: cannot listen on {options['host']}:{options['port']}")
         process.flush()
         process.tell_inventory()
 

@@ -246,7 +246,8 @@ def node_conditions(facts: NodeFacts, thresholds: Thresholds) -> tuple[list[Cond
     speaks = facts.contact is Contact.REPORTING
     ages = {"exporter_at": or_none(facts.exporter_at), "heartbeat_at": or_none(facts.heartbeat_at), "up": or_none(facts.exporter_up)}
     if facts.contact is Contact.EXPORTER_DOWN:
-        answer = "Prometheus cannot scrape it" if facts.exporter_up == 0 else "its series stopped"
+        stopped = "its series stopped" if is_known(facts.exporter_at) else "nothing came from it yet"
+        answer = "Prometheus cannot scrape it" if facts.exporter_up == 0 else stopped
         agent = f"its agent spoke at {clock_time(facts.heartbeat_at)}" if facts.has_agent else "no agent is enrolled that could say whether the node lives"
         found.append(
             Condition(

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def settle(port: int, limit_seconds: float) -> None:
 def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     folder.chmod(0o755)
     postgres, redis = Postgres(folder / "postgres"), Redis(folder / "redis")
-    port, telemetry = free_port(), None
+    port, telemetry, load = free_port(), None, None
     os.environ["BENCH_TOKEN_FILE"] = str(folder / "token")
     try:
         postgres.start()
@@ -233,9 +234,10 @@ def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             },
         }
     finally:
-        if telemetry is not None and telemetry.poll() is None:
-            telemetry.kill()
-            telemetry.wait()
+        for process_left in (load, telemetry):
+            if process_left is not None and process_left.poll() is None:
+                process_left.kill()
+                process_left.wait()
         if given.keep_log:
             shutil.copy(folder / "telemetry.log", given.keep_log)
         redis.stop()
@@ -275,6 +277,7 @@ def main() -> int:
     parser.add_argument("--no-floor", action="store_true")
     parser.add_argument("--keep-log", default="")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="masthead-bench-", dir="/tmp"))
     try:
         result = run(given, folder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import queue
 import sys
 import threading
@@ -91,6 +92,14 @@ def label_bytes(labels: dict[str, str]) -> bytes:
     return b"".join(parts)
 
 
+def _around_name(gpu: int, instance: int) -> tuple[bytes, bytes]:
+    """The label bytes before and after `__name__`."""
+    labels = labels_of("", gpu, instance)
+    del labels["__name__"]
+    before = {name: value for name, value in labels.items() if name < "__name__"}
+    return label_bytes(before), label_bytes({name: value for name, value in labels.items() if name not in before})
+
+
 @dataclass
 class Body:
     """One request: its bytes, and where in them the doubles and the times of its series stand."""
@@ -106,10 +115,14 @@ def make_bodies(gpus: int, per_body: int) -> list[Body]:
     bodies: list[Body] = []
     out, doubles, doubles_of, stamps, count = bytearray(), [], [], [], 0
     number = 0
+    names = [(metric, 7 + n) for metric in (*OF_SLICE, *REPEATED) for n in range(SLICES)] + [(metric, 7) for metric in OF_GPU]
+    first_label = {metric: label_bytes({"__name__": metric}) for metric, _ in names}
+    # In the order of their names: DCGM_FI_DRIVER_VERSION … UUID, then __name__, then the lower case ones.
     for gpu in range(gpus):
-        names = [(metric, 7 + n) for metric in (*OF_SLICE, *REPEATED) for n in range(SLICES)] + [(metric, 7) for metric in OF_GPU]
+        around = {instance: _around_name(gpu, instance) for instance in range(7, 7 + SLICES)}
         for metric, instance in names:
-            labels = label_bytes(labels_of(metric, gpu, instance))
+            before, after = around[instance]
+            labels = before + first_label[metric] + after
             zero = metric == "DCGM_FI_DEV_XID_ERRORS"
             sample = b"\x12\x07\x10" + bytes(6) if zero else b"\x12\x10\x09" + bytes(8) + b"\x10" + bytes(6)
             out += b"\x0a" + _varint(len(labels) + len(sample)) + labels
@@ -195,7 +208,9 @@ def _send(url: str, token: str, waiting: queue.Queue[bytes | None], report: Repo
 
 
 def _wait_for_stop(stopping: threading.Event) -> None:
-    sys.stdin.readline()
+    """ "stop" ends the cycle first; a parent that went away ends all at once."""
+    if not sys.stdin.readline():
+        os._exit(1)
     stopping.set()
 
 

@@ -142,6 +142,7 @@ class Finding(models.Model):
             models.Index(fields=["site", "-since"], name="finding_site_idx"),
             models.Index(fields=["kind", "object_key", "-since"], name="finding_object_idx"),
             models.Index(fields=["severity", "-since"], name="finding_open_idx", condition=Q(until__isnull=True)),
+            models.Index(fields=["until"], name="finding_ended_idx", condition=Q(until__isnull=False)),
         ]
 
 

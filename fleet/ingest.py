@@ -317,9 +317,9 @@ class Ingest:
             state.node_up[row], state.node_up_time[row] = (float(values[index]) if values[index] in (0.0, 1.0) else math.nan), at
 
     def _take_services(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_], now: float) -> None:
-        jobs = self.table.metric[slots]
-        values = np.where(np.isfinite(values), values * self.resolver.service_scale[jobs, self.table.column[slots]], np.nan)
-        values[values > self.resolver.service_maximum[jobs, self.table.column[slots]]] = np.nan
+        jobs, columns = self.table.metric[slots], self.table.column[slots]
+        values = np.where(np.isfinite(values), values, np.nan) * self.resolver.service_scale[jobs, columns]
+        values[values > self.resolver.service_maximum[jobs, columns]] = np.nan
         for job_index in np.unique(jobs).tolist():
             of_job = jobs == job_index
             chosen = slots[of_job]

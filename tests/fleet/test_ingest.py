@@ -306,6 +306,14 @@ class TestUpAndServices:
         assert network is not None
         assert network.values["network_receive_bytes_per_second"] == 500
 
+    def test_a_service_that_ends_and_numbers_that_are_none_leave_no_value(self, ingest: Ingest) -> None:
+        labels = {"__name__": "nv_gpu_utilization", "gpu_uuid": GPU, "job": "triton", "site": "S1", "node": "gpu-a-01"}
+        for n, (value, right) in enumerate([(0.5, 0.5), (math.inf, None), (0.25, 0.25), (math.nan, None), (87.0, None), (1.0, 1.0), (STALE, None)]):
+            push(ingest, [Sample(labels, value, T0 + 10 * n)])
+            row = ingest.services.read("triton", 0, GPU)
+            assert row is not None
+            assert row.values["gpu_utilization_ratio"] == right
+
     def test_a_scrape_is_read_when_it_settled(self, ingest: Ingest) -> None:
         push(ingest, from_exposition("node_load1 1", T0, job="node", site="S1", node="gpu-a-01"), now=T0)
         assert ingest.services.take_changed(now=T0 + 0.5) == []

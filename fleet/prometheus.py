@@ -176,7 +176,14 @@ class PrometheusSource:
             session=self._session,
             timeout=timeout_seconds or settings.PROMETHEUS_TIMEOUT_SECONDS,
             retry=Retry(
-                total=retries, connect=0, read=False, status=retries, backoff_factor=0.3, status_forcelist=[429, 503], raise_on_status=False, allowed_methods=None
+                total=retries,
+                connect=0,
+                read=False,
+                status=retries,
+                backoff_factor=0.3,
+                status_forcelist=[429, 503],
+                raise_on_status=False,
+                allowed_methods=None,
             ),
         )
 

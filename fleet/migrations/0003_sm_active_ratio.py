@@ -4,20 +4,19 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('fleet', '0002_unlogged_readings'),
+        ("fleet", "0002_unlogged_readings"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='gpureading',
-            name='sm_active_ratio',
+            model_name="gpureading",
+            name="sm_active_ratio",
             field=models.FloatField(null=True),
         ),
         migrations.AddField(
-            model_name='slicereading',
-            name='sm_active_ratio',
+            model_name="slicereading",
+            name="sm_active_ratio",
             field=models.FloatField(null=True),
         ),
     ]

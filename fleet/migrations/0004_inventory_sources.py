@@ -4,20 +4,29 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('fleet', '0003_sm_active_ratio'),
+        ("fleet", "0003_sm_active_ratio"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='gpu',
-            name='sources',
-            field=models.JSONField(blank=True, db_default=models.Value({}, models.JSONField()), default=dict, help_text='{field: Source} - who said what is held; written by fleet.inventory.'),
+            model_name="gpu",
+            name="sources",
+            field=models.JSONField(
+                blank=True,
+                db_default=models.Value({}, models.JSONField()),
+                default=dict,
+                help_text="{field: Source} - who said what is held; written by fleet.inventory.",
+            ),
         ),
         migrations.AddField(
-            model_name='node',
-            name='sources',
-            field=models.JSONField(blank=True, db_default=models.Value({}, models.JSONField()), default=dict, help_text='{field: Source} - who said what is held; written by fleet.inventory.'),
+            model_name="node",
+            name="sources",
+            field=models.JSONField(
+                blank=True,
+                db_default=models.Value({}, models.JSONField()),
+                default=dict,
+                help_text="{field: Source} - who said what is held; written by fleet.inventory.",
+            ),
         ),
     ]

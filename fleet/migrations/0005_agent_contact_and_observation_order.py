@@ -5,35 +5,34 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('fleet', '0004_inventory_sources'),
+        ("fleet", "0004_inventory_sources"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='agentconnection',
-            name='applied_version',
-            field=models.PositiveBigIntegerField(help_text='Newest document that the agent has converged to.', null=True),
+            model_name="agentconnection",
+            name="applied_version",
+            field=models.PositiveBigIntegerField(help_text="Newest document that the agent has converged to.", null=True),
         ),
         migrations.AddField(
-            model_name='agentconnection',
-            name='clock_offset_seconds',
+            model_name="agentconnection",
+            name="clock_offset_seconds",
             field=models.FloatField(help_text="The node's clock minus the gateway's, at the last heartbeat.", null=True),
         ),
         migrations.AddField(
-            model_name='observedcontrol',
-            name='sequence',
+            model_name="observedcontrol",
+            name="sequence",
             field=models.PositiveBigIntegerField(default=0, help_text="Rises with every observation of the node's agent: an older one changes nothing."),
         ),
         migrations.AlterField(
-            model_name='agentconnection',
-            name='heartbeat_at',
+            model_name="agentconnection",
+            name="heartbeat_at",
             field=models.DateTimeField(help_text="By the gateway's clock.", null=True),
         ),
         migrations.AddConstraint(
-            model_name='agentidentity',
-            constraint=models.UniqueConstraint(condition=models.Q(('revoked_at__isnull', True)), fields=('public_key',), name='agent_key_one_node'),
+            model_name="agentidentity",
+            constraint=models.UniqueConstraint(condition=models.Q(("revoked_at__isnull", True)), fields=("public_key",), name="agent_key_one_node"),
         ),
     ]

@@ -5,15 +5,16 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('fleet', '0005_agent_contact_and_observation_order'),
+        ("fleet", "0005_agent_contact_and_observation_order"),
     ]
 
     operations = [
         migrations.AlterField(
-            model_name='healthtransition',
-            name='site',
-            field=models.ForeignKey(db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='transitions', to='fleet.site'),
+            model_name="healthtransition",
+            name="site",
+            field=models.ForeignKey(
+                db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name="transitions", to="fleet.site"
+            ),
         ),
     ]

@@ -4,20 +4,19 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('fleet', '0009_import_scope_and_reason'),
+        ("fleet", "0009_import_scope_and_reason"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='gpureading',
-            name='refused_samples',
-            field=models.FloatField(help_text='Samples out of range since the telemetry process began to count.', null=True),
+            model_name="gpureading",
+            name="refused_samples",
+            field=models.FloatField(help_text="Samples out of range since the telemetry process began to count.", null=True),
         ),
         migrations.AlterField(
-            model_name='servicereading',
-            name='values',
-            field=models.JSONField(default=dict, help_text='{field: number or null}; names and units in fleet.service_metrics.SERVICE_FIELDS.'),
+            model_name="servicereading",
+            name="values",
+            field=models.JSONField(default=dict, help_text="{field: number or null}; names and units in fleet.service_metrics.SERVICE_FIELDS."),
         ),
     ]

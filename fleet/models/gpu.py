@@ -31,7 +31,12 @@ class Gpu(models.Model):
     missing_since = models.DateTimeField(null=True, blank=True)
     retired_at = models.DateTimeField(null=True, blank=True)
     replaced_by = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, blank=True, related_name="replaces")
-    sources = models.JSONField(default=dict, db_default=models.Value({}, models.JSONField()), blank=True, help_text="{field: Source} - who said what is held; written by fleet.inventory.")
+    sources = models.JSONField(
+        default=dict,
+        db_default=models.Value({}, models.JSONField()),
+        blank=True,
+        help_text="{field: Source} - who said what is held; written by fleet.inventory.",
+    )
 
     class Meta:
         ordering = ["node_id", "index", "uuid"]

@@ -30,7 +30,12 @@ class Node(models.Model):
     node_exporter_address = models.CharField(max_length=255, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
     retired_at = models.DateTimeField(null=True, blank=True)
-    sources = models.JSONField(default=dict, db_default=models.Value({}, models.JSONField()), blank=True, help_text="{field: Source} - who said what is held; written by fleet.inventory.")
+    sources = models.JSONField(
+        default=dict,
+        db_default=models.Value({}, models.JSONField()),
+        blank=True,
+        help_text="{field: Source} - who said what is held; written by fleet.inventory.",
+    )
 
     class Meta:
         ordering = ["host_name"]

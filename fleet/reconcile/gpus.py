@@ -163,7 +163,7 @@ class GpuPass:
     @staticmethod
     def _claimed_by(gpu: Gpu, node_id: int) -> bool:
         """Whether the last report of that node's agent still lists the GPU."""
-        return AgentConnection.objects.filter(node_id=node_id, report__gpus__contains=[{"uuid": gpu.uuid}]).exists()
+        return AgentConnection.objects.filter(node_id=node_id, report__inventory__gpus__contains=[{"uuid": gpu.uuid}]).exists()
 
     def _replaced(self) -> None:
         """A GPU that stands in another's slot has replaced it: the old one is retired, its findings end, its protected placements stay with the slot."""
@@ -211,7 +211,7 @@ class GpuPass:
 
     def _settle_dispute(self, gpu: Gpu, node_id: int, at: datetime) -> None:
         """Two nodes' agents had the GPU and this one lets go: the other one has it."""
-        other = AgentConnection.objects.filter(report__gpus__contains=[{"uuid": gpu.uuid}]).exclude(node_id=node_id).values_list("node_id", flat=True).first()
+        other = AgentConnection.objects.filter(report__inventory__gpus__contains=[{"uuid": gpu.uuid}]).exclude(node_id=node_id).values_list("node_id", flat=True).first()
         if other is None or self.ledger.source != Source.AGENT:
             return
         if other not in self.nodes:

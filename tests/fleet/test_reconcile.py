@@ -127,10 +127,10 @@ def test_a_moved_gpu_takes_its_history_along() -> None:
 def test_two_agents_that_have_the_same_gpu_disagree_until_one_lets_go() -> None:
     old, new = make_node("n1", site=make_site("S1")), make_node("n2", site=make_site("S2"))
     gpu = make_gpu(node=old, sources={"node_id": "agent"})
-    AgentConnection.objects.create(node=old, report=report(T0, gpu_facts(gpu.uuid)).to_json())
+    AgentConnection.objects.create(node=old, report={"inventory": report(T0, gpu_facts(gpu.uuid)).to_json()})
     told = report(T0, gpu_facts(gpu.uuid))
     reconcile_agent_report(new.pk, told, T0)
-    AgentConnection.objects.create(node=new, report=told.to_json())
+    AgentConnection.objects.create(node=new, report={"inventory": told.to_json()})
     assert disagreements() == [("node_id", "agent", "n1 (S1)", "agent", "n2 (S2)")]
     reconcile_agent_report(old.pk, report(T0 + MINUTE), T0 + MINUTE)
     gpu.refresh_from_db()

@@ -24,6 +24,7 @@ from fleet.telemetry import FUTURE_TOLERANCE_SECONDS, GPU_FIELD_INDEX, STALE_NAN
 Slots = NDArray[np.int64]
 Labels = Mapping[str, str]
 
+EARLIEST_SECONDS = 946_684_800.0  # 2000-01-01: no clock of ours showed less, and not every time before it can be stored
 LATE_SECONDS = 120.0  # older than what is held by more than this is a backlog; less is the other replica of a pair
 _XID = GPU_FIELD_INDEX["xid"]
 _NVLINK = GPU_FIELD_INDEX["nvlink_errors_total"]
@@ -109,8 +110,12 @@ class Ingest:
         if future.any():
             future &= kinds != Kind.IGNORED
             refused += self._refuse(sender, Refusal.FUTURE, slots, future, read, now)
+        ancient = times < EARLIEST_SECONDS
+        if ancient.any():
+            ancient &= kinds != Kind.IGNORED
+            refused += self._refuse(sender, Refusal.TOO_OLD, slots, ancient, read, now)
         stale = values.view(np.int64) == STALE_NAN_BITS
-        wanted = ~future
+        wanted = ~(future | ancient)
         for kind in np.unique(kinds).tolist():
             index = np.flatnonzero((kinds == kind) & wanted)
             if not len(index):

@@ -55,6 +55,13 @@ class TestTimes:
         push(ingest, [power(310, T0 + 60)], now=T0)
         assert gpu_value(ingest, GPU, "power_watts") == 310
 
+    @pytest.mark.parametrize("at", [-9.2e15, -1e11, 0.0])
+    def test_a_time_that_no_clock_showed_is_refused(self, ingest: Ingest, at: float) -> None:
+        push(ingest, [power(300, at)], now=T0)
+        assert gpu_value(ingest, GPU, "power_watts") is None
+        assert math.isnan(ingest.state.gpu_sampled_at[0])
+        assert ingest.quality.totals[Refusal.TOO_OLD] == 1
+
     def test_several_samples_of_one_series_in_one_body_any_order(self, ingest: Ingest) -> None:
         labels = power(0).labels
         ingest.take_body(write_request([(labels, [(1.0, T0 + 2), (2.0, T0 + 9), (3.0, T0)])]), WHOLE_FLEET, now=T0 + 10)

@@ -25,6 +25,7 @@ from fleet.jobs import JobFailed, NotPossible, Outcome, Progress
 from fleet.models import ImportRow, InventoryImport, Job
 
 IMPORT, UNDO = "inventory_import", "inventory_undo"
+_LOOKED_AT = 200  # rows that are read at once, to learn the columns; the rest is a worker's
 MAP, CHECK, DECIDE, APPLY, UNDOING = "map", "check", "decide", "apply", "undo"
 
 
@@ -67,7 +68,7 @@ def start_import(
         raise Refused(errors)
     try:
         file_format = file_format or format_of(file_name)
-        columns = read_sheet(content, file_format).columns
+        columns = read_sheet(content, file_format, most=_LOOKED_AT).columns
     except UnreadableFile as error:
         raise Refused({"file": str(error)}) from error
     suggested = dict(column_map) if column_map is not None else suggest_columns(KINDS[kind], columns)
@@ -93,8 +94,8 @@ def start_import(
 
 
 def file_columns(inventory_import: InventoryImport) -> tuple[str, ...]:
-    """The columns of the uploaded file, in its order."""
-    return read_sheet(bytes(inventory_import.content), inventory_import.format).columns
+    """The columns of the uploaded file, in its order, as far as its first rows name them."""
+    return read_sheet(bytes(inventory_import.content), inventory_import.format, most=_LOOKED_AT).columns
 
 
 def map_columns(inventory_import: InventoryImport, column_map: Mapping[str, str], now: datetime) -> None:
@@ -155,7 +156,8 @@ def queue_undo(inventory_import: InventoryImport, *, user: Any, reason: str, reg
             raise NotPossible("The import was not applied: there is nothing to undo.")
         if held.undone_at is not None:
             raise NotPossible("The import is undone already.")
-        if region_ids is not None and not set(held.region_ids or []) <= set(region_ids):
+        # None is the whole fleet: who has lost that right may not take such an import back.
+        if region_ids is not None and (held.region_ids is None or not set(held.region_ids) <= set(region_ids)):
             raise NotPossible("The import changed regions that are not yours.")
         running = Job.objects.filter(kind=UNDO, state__in=jobs.OPEN, result__import_id=str(held.pk))
         if running.exists():

@@ -1,5 +1,6 @@
 """Import of inventory: every error at once, difference before apply, one change set, undo; nothing half-applied."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -203,6 +204,12 @@ def test_undo_restores_what_was_and_deletes_what_was_made(owner: User, south: Re
         pipeline.queue_undo(held, user=owner, reason="again", region_ids=None)
 
 
+def test_who_lost_the_whole_fleet_may_not_undo_an_import_over_it(owner: User, south: Region) -> None:
+    held = applied(owner, b"code,name,region\nA,new,south\n")
+    with pytest.raises(NotPossible, match="regions that are not yours"):
+        pipeline.queue_undo(held, user=owner, reason="mine", region_ids=[south.pk])
+
+
 def test_undo_refuses_what_changed_since_and_names_it(owner: User, south: Region) -> None:
     make_site("A", region=south, name="old")
     held = applied(owner, b"code,region,name\nA,south,new\nB,south,b\n")
@@ -382,3 +389,15 @@ def test_a_worker_that_dies_after_the_commit_changes_nothing_twice(owner: User, 
     assert Site.objects.count() == 2
     assert ImportRow.objects.count() == 2
     assert jobs.recover_jobs(T0 + timedelta(days=1)) == 0
+
+
+def test_a_field_that_only_a_late_row_names_is_an_error_of_the_header(owner: User, south: Region) -> None:
+    rows = [{"code": f"A-{number}", "region": "south"} for number in range(300)] + [{"code": "Z", "region": "south", "shoe": 42}]
+    held = checked(owner, json.dumps(rows).encode(), name="sites.json")
+    assert errors_of(held) == [(0, "shoe", "is no column of sites; map it to one, or to nothing to leave it out.")]
+
+
+def test_a_file_that_breaks_off_late_fails_with_a_sentence(owner: User, south: Region) -> None:
+    content = b"code,region\n" + b"".join(b"A-%d,south\n" % number for number in range(300)) + b'"broken'
+    job = work(start(owner, content).job)
+    assert (job.state, job.error) == (Job.State.FAILED, "Row 302: not CSV (unexpected end of data).")

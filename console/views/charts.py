@@ -86,7 +86,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _limits(panel: Panel, gpu: Gpu | None) -> list[Limit]:
-    sku = catalogue.sku(gpu.sku) if gpu else None
+    sku = catalogue.SKUS.get(gpu.sku) if gpu else None
     if sku is None or gpu is None:
         return []
     if panel.key == "temperature" and sku.slowdown_celsius is not None:

@@ -126,6 +126,8 @@ def test_the_answer_is_strict_json_and_ranges_are_checked(source: PrometheusSour
     assert client.get(f"/charts/gpus/{gpu.uuid}/power?range=nan").status_code == 400
     assert client.get(f"/charts/gpus/{gpu.uuid}/magic").status_code == 404
     assert client.get("/charts/sites/S-1/power?range=24h").status_code == 200
+    unknown = make_gpu(node=gpu.node, sku="unknown", index=1)
+    assert client.get(f"/charts/gpus/{unknown.uuid}/power").status_code == 200
 
 
 @pytest.mark.django_db

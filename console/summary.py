@@ -16,6 +16,8 @@ from console.access import Access
 from fleet.models import DataQuality, Finding, HealthState, MaintenanceWindow, ObjectKind, Region, Site
 
 STATE_ORDER = (HealthState.DOWN, HealthState.UNKNOWN, HealthState.DEGRADED, HealthState.MAINTENANCE, HealthState.OK)
+# How much a site in this state counts when regions are put in order (the wall's script has the same weights).
+BADNESS = {HealthState.DOWN: 1.0, HealthState.UNKNOWN: 0.8, HealthState.DEGRADED: 0.2}
 SEVERITY_ORDER = (Finding.Severity.CRITICAL, Finding.Severity.MAJOR, Finding.Severity.MINOR, Finding.Severity.WARNING, Finding.Severity.INDETERMINATE)
 # The mark beside a finding: what it does to health.
 SEVERITY_STATE = {
@@ -142,7 +144,7 @@ class RegionLine:
 
 
 def worst_regions(scope: Scope, limit: int) -> list[RegionLine]:
-    """Regions with anything but ok, the worst first: by share down, then unknown, then degraded."""
+    """Regions with anything but ok, the worst first: by share of sites, down weighing most, then unknown, then degraded."""
     rows = (
         scope.regions()
         .annotate(
@@ -160,7 +162,7 @@ def worst_regions(scope: Scope, limit: int) -> list[RegionLine]:
         worst = next((state.value for state in STATE_ORDER if counts[state.value]), HealthState.OK.value)
         if worst != HealthState.OK:
             lines.append(RegionLine(slug, name, area, sites, reporting, counts, worst))
-    lines.sort(key=lambda line: ([-line.counts[state.value] / line.sites for state in STATE_ORDER[:3]], line.slug))
+    lines.sort(key=lambda line: (-sum(weight * line.counts[state.value] for state, weight in BADNESS.items()) / line.sites, line.slug))
     return lines[:limit]
 
 

@@ -27,11 +27,24 @@ def next_changes(chance: np.random.Generator, state: NDArray[np.uint8], how_many
     return np.concatenate([healed, fallen]), fresh
 
 
+def set_scene(chance: np.random.Generator, state: NDArray[np.uint8], area: NDArray[np.int64]) -> None:
+    """A stretch of the first area out of contact, one of the fourth in maintenance, the fifth hot."""
+    areas = np.unique(area)
+    for number, (first, last), word in ((0, (0.46, 0.51), 3), (3, (0.2, 0.38), 4)):
+        if number < len(areas):
+            rows = np.flatnonzero(area == areas[number])
+            state[rows[int(len(rows) * first) : int(len(rows) * last)]] = word
+    if len(areas) > 4:
+        rows = np.flatnonzero(area == areas[4])
+        state[chance.choice(rows, size=int(len(rows) * 0.22), replace=False)] = 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--changes", type=int, default=1000)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--scene", action="store_true", help="begin with a cut ring, a maintenance and a heat wave")
     options = parser.parse_args()
     django.setup()
     from fleet import frames, stream
@@ -42,6 +55,8 @@ def main() -> None:
     chance = np.random.default_rng(11)
     start = time.time()
     state = chance.choice(5, size=count, p=MIX).astype(np.uint8)
+    if options.scene:
+        set_scene(chance, state, rows[:, 1])
     since = np.full(count, start)
     contact = np.where(state == 3, start - chance.uniform(60, 900, count), start)
     utilization, power = chance.uniform(0.2, 0.9, count), chance.uniform(700, 1700, count)

@@ -72,9 +72,10 @@ class LiveLab:
         self.postgres.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def generator(self, *, changes: int, log: Path, seconds: float = 600) -> subprocess.Popen[bytes]:
+    def generator(self, *, changes: int, log: Path, seconds: float = 600, scene: bool = False) -> subprocess.Popen[bytes]:
         """A process that publishes frames as the telemetry process does; its log has one line a tick."""
         command = [sys.executable, "-m", "script.benchmarks.live_generator", f"--changes={changes}", f"--log={log}", f"--seconds={seconds}"]
+        command += ["--scene"] if scene else []
         return subprocess.Popen(command, cwd=CHECKOUT, env=self.environment, stdin=subprocess.DEVNULL)
 
 
@@ -85,10 +86,11 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=200)
     parser.add_argument("--port", type=int)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--scene", action="store_true", help="begin with a cut ring, a maintenance and a heat wave")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave nothing running
     with LiveLab(sites=options.sites, regions_per_area=options.regions_per_area, port=options.port) as lab:
-        generator = lab.generator(changes=options.changes, log=lab.folder / "ticks.jsonl", seconds=options.seconds)
+        generator = lab.generator(changes=options.changes, log=lab.folder / "ticks.jsonl", seconds=options.seconds, scene=options.scene)
         print(json.dumps({"url": lab.url, "session": lab.sessions[0], "generator": generator.pid, "folder": str(lab.folder)}), flush=True)
         try:
             time.sleep(options.seconds)

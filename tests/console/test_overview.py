@@ -42,7 +42,7 @@ def test_a_site_that_was_never_judged_is_unknown_and_not_reporting() -> None:
     assert counts.oldest_contact_at == T0 - timedelta(hours=1)
 
 
-def test_worst_regions_by_share_down_then_unknown_then_degraded() -> None:
+def test_worst_regions_by_share_of_sites_down_weighs_most() -> None:
     fine, small, large, silent = (make_region(name) for name in ("fine", "small", "large", "silent"))
     make_health(make_site(region=fine))
     make_health(make_site(region=small), "down")
@@ -53,8 +53,8 @@ def test_worst_regions_by_share_down_then_unknown_then_degraded() -> None:
     lines = worst_regions(whole_fleet(), 8)
     assert [(line.slug, line.worst, line.reporting, line.sites) for line in lines] == [
         ("small", "down", 1, 1),
-        ("large", "down", 3, 3),
         ("silent", "unknown", 0, 1),
+        ("large", "down", 3, 3),
     ]
 
 

@@ -5,6 +5,7 @@ export function readColours(element = document.documentElement) {
   const style = getComputedStyle(element);
   const token = (name) => style.getPropertyValue(name).trim();
   return {
+    quiet: style.colorScheme === "light" ? [0.42, 0.34] : [0.62, 0.5], // how strongly the colour of ok shows in grids
     states: STATES.map((state) => token(`--${state}`)),
     bg: token("--bg"), panel: token("--panel"), panel2: token("--panel-2"), line: token("--line"), lineStrong: token("--line-strong"),
     text: token("--text"), text2: token("--text-2"), text3: token("--text-3"), accent: token("--accent"), focus: token("--focus"), font: token("--font"),
@@ -32,7 +33,7 @@ export function drawCell(g, state, size, colours, odd, faded) {
   g.fillRect(0, 0, size, size);
   const colour = faded ? colours.text3 : colours.states[state];
   g.fillStyle = g.strokeStyle = colour;
-  g.globalAlpha = faded ? 0.55 : state === 0 ? (odd ? 0.5 : 0.62) : 1;
+  g.globalAlpha = faded ? 0.55 : state === 0 ? colours.quiet[odd ? 1 : 0] : 1;
   if (state === 1) {
     polygon(g, [[m / 2, 0], [m, m], [0, m]]);
   } else if (state === 2) {

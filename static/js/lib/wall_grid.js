@@ -3,7 +3,7 @@
 import { drawCell } from "./marks.js";
 
 const HEAD = 36, GAP = 14, GROUP_HEAD = 22; // CSS pixels
-const LARGEST = 26, ZOOM_STEP = 1.35, LARGEST_ZOOM = 12;
+const LARGEST = 40, ZOOM_STEP = 1.35, LARGEST_ZOOM = 12;
 const REGION_BLOCKS = 48; // up to this many regions each is a block of its own; beyond, an area is
 
 export class WallGrid {
@@ -40,6 +40,7 @@ export class WallGrid {
     }
     this.blocks = [...blocks.values()];
     this.perRegion = perRegion;
+    this.lastSummary = null; // was of another layout
     this.resize();
   }
 
@@ -63,13 +64,19 @@ export class WallGrid {
     this.at = new Map();
     if (!this.blocks.length || !width || !height) { this.cell = 0; return; }
     const head = HEAD * this.ratio, gap = GAP * this.ratio;
-    let best = { cell: 0 };
+    // Among plans with the same cell the one with the squarest blocks.
+    let best = { cell: 0, shape: Infinity };
     const manyAreas = this.perRegion && new Set(this.blocks.map((block) => block.area)).size > 1;
+    const most = Math.max(...this.blocks.map((block) => block.rows.length));
     for (let columns = 1; columns <= this.blocks.length; columns++) {
       const blockWidth = Math.floor((width - gap * (columns - 1)) / columns);
-      for (let cell = Math.min(Math.floor(LARGEST * this.ratio), blockWidth); cell > best.cell; cell--) {
+      for (let cell = Math.min(Math.floor(LARGEST * this.ratio), blockWidth); cell >= Math.max(2, best.cell); cell--) {
         const plan = this.#plan(columns, blockWidth, cell, head, gap, manyAreas);
-        if (plan.height <= height) { best = { cell, plan }; break; }
+        if (plan.height > height) continue;
+        const per = Math.max(1, Math.floor(blockWidth / cell));
+        const shape = Math.abs(Math.log(Math.min(per, most) / Math.max(1, Math.ceil(most / per))));
+        if (cell > best.cell || shape < best.shape) best = { cell, plan, shape };
+        break;
       }
     }
     if (!best.plan) { // does not fit: smallest cells, and the page may zoom and pan

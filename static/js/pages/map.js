@@ -60,7 +60,7 @@ function showList() {
     act.addEventListener("focus", () => { view.over = cell; view.draw(label); });
     const name = Object.assign(document.createElement("span"), { className: "name", textContent: nameOf(cell) });
     const count = Object.assign(document.createElement("span"), { className: "num dim", textContent: one ? "" : number.format(cell.rows.length) });
-    const sub = Object.assign(document.createElement("span"), { className: "sub", textContent: lineOf(cell) });
+    const sub = Object.assign(document.createElement("span"), { className: "detail", textContent: lineOf(cell) });
     act.append(markElement(STATES[cell.worst], STATES[cell.worst]), name, count, sub);
     item.append(act);
     return item;

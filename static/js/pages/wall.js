@@ -192,7 +192,8 @@ const RANK = [2, 3, 1]; // down, unknown, degraded
 function showWorst({ regions }) {
   const lines = [];
   store.layout.regions.forEach((region, r) => { if (inView(region) && regions[r].sites && RANK.some((state) => regions[r].counts[state])) lines.push({ region, of: regions[r] }); });
-  lines.sort((a, b) => { for (const state of RANK) { const d = b.of.counts[state] / b.of.sites - a.of.counts[state] / a.of.sites; if (d) return d; } return a.region.slug < b.region.slug ? -1 : 1; });
+  const badness = ({ of }) => (of.counts[2] + 0.8 * of.counts[3] + 0.2 * of.counts[1]) / of.sites;
+  lines.sort((a, b) => badness(b) - badness(a) || (a.region.slug < b.region.slug ? -1 : 1));
   worstRows.forEach((row, i) => {
     const line = lines[i];
     row.element.hidden = !line;

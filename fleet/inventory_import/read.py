@@ -59,8 +59,8 @@ def format_of(file_name: str) -> str:
     return ending
 
 
-def read_sheet(content: bytes, file_format: str) -> Sheet:
-    """All rows of the file. Raises `UnreadableFile`."""
+def read_sheet(content: bytes, file_format: str, *, most: int | None = None) -> Sheet:
+    """All rows of the file, or its first `most`. Raises `UnreadableFile`."""
     if len(content) > MAX_BYTES:
         raise UnreadableFile(f"The file has {len(content):,} bytes; at most {MAX_BYTES:,} are read.")
     if not content.strip():
@@ -68,7 +68,7 @@ def read_sheet(content: bytes, file_format: str) -> Sheet:
     readers = {"csv": _read_csv, "xlsx": _read_xlsx, "yaml": _read_yaml, "json": _read_json}
     if file_format not in readers:
         raise UnreadableFile(f"{file_format!r} is none of {', '.join(FORMATS)}.")
-    return readers[file_format](content)
+    return readers[file_format](content, most)
 
 
 def _text_of(content: bytes, what: str) -> str:
@@ -108,7 +108,7 @@ def _cell(text: str | None) -> str | None:
     return value or None
 
 
-def _rows_of_table(lines: Iterator[tuple[int, list[str | None]]]) -> Sheet:
+def _rows_of_table(lines: Iterator[tuple[int, list[str | None]]], most: int | None) -> Sheet:
     """A table with comment lines (`# …`) before its header, and empty rows anywhere."""
     columns: tuple[str, ...] = ()
     rows: list[Row] = []
@@ -130,12 +130,14 @@ def _rows_of_table(lines: Iterator[tuple[int, list[str | None]]]) -> Sheet:
         rows.append(Row(number, {name: _cell(cell) for name, cell in zip(columns, padded, strict=True)}))
         if len(rows) > MAX_ROWS:
             raise UnreadableFile(f"The file has more than {MAX_ROWS:,} rows. Split it.")
+        if len(rows) == most:
+            break
     if not columns:
         raise UnreadableFile("The file has no header row.")
     return Sheet(columns, tuple(rows))
 
 
-def _read_csv(content: bytes) -> Sheet:
+def _read_csv(content: bytes, most: int | None) -> Sheet:
     text = _text_of(content, "CSV file")
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip(' "').startswith("#")), "")
     delimiter = max(",;\t|", key=first.count)
@@ -151,10 +153,10 @@ def _read_csv(content: bytes) -> Sheet:
         except csv.Error as error:
             raise UnreadableFile(f"Row {number}: not CSV ({error}).") from error
 
-    return _rows_of_table(lines())
+    return _rows_of_table(lines(), most)
 
 
-def _read_xlsx(content: bytes) -> Sheet:
+def _read_xlsx(content: bytes, most: int | None) -> Sheet:
     _refuse_zip_bomb(content)
     try:
         book = load_workbook(io.BytesIO(content), read_only=True, data_only=True, keep_links=False)
@@ -163,7 +165,7 @@ def _read_xlsx(content: bytes) -> Sheet:
     try:
         if not book.worksheets:
             raise UnreadableFile("The workbook has no sheet.")
-        return _rows_of_table(_xlsx_lines(book.worksheets[0]))
+        return _rows_of_table(_xlsx_lines(book.worksheets[0]), most)
     except UnreadableFile:
         raise
     except Exception as error:  # a sheet is only parsed while it is walked
@@ -231,7 +233,7 @@ def _json_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _read_json(content: bytes) -> Sheet:
+def _read_json(content: bytes, most: int | None) -> Sheet:
     text = _text_of(content, "JSON file")
     try:
         data = json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse_constant, object_pairs_hook=_json_pairs)
@@ -239,10 +241,10 @@ def _read_json(content: bytes) -> Sheet:
         raise UnreadableFile(f"Line {error.lineno}, column {error.colno}: not JSON ({error.msg}).") from error
     except RecursionError as error:
         raise UnreadableFile("The JSON file is nested too deep.") from error
-    return _rows_of_records(data)
+    return _rows_of_records(data, most)
 
 
-def _rows_of_records(data: Any) -> Sheet:
+def _rows_of_records(data: Any, most: int | None) -> Sheet:
     if isinstance(data, dict) and isinstance(data.get("rows"), list):
         data = data["rows"]
     if not isinstance(data, list):
@@ -251,7 +253,7 @@ def _rows_of_records(data: Any) -> Sheet:
         raise UnreadableFile(f"The file has more than {MAX_ROWS:,} rows. Split it.")
     columns: dict[str, None] = {}
     rows: list[Row] = []
-    for number, record in enumerate(data, start=1):
+    for number, record in enumerate(data[:most], start=1):
         if not isinstance(record, dict):
             raise UnreadableFile(f"Row {number} is no object with fields.")
         cells: dict[str, str | None] = {}
@@ -275,11 +277,11 @@ def _rows_of_records(data: Any) -> Sheet:
     return Sheet(tuple(columns), tuple(rows))
 
 
-def _read_yaml(content: bytes) -> Sheet:
+def _read_yaml(content: bytes, most: int | None) -> Sheet:
     """YAML by its events: scalars stay text, and anchors, aliases and tags (by which a small file unfolds to a huge one) are refused."""
     text = _text_of(content, "YAML file")
     try:
-        return _rows_of_records(_yaml_value(yaml.parse(text, Loader=yaml.CSafeLoader)))
+        return _rows_of_records(_yaml_value(yaml.parse(text, Loader=yaml.CSafeLoader), most), most)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"Line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -288,8 +290,8 @@ def _read_yaml(content: bytes) -> Sheet:
         raise UnreadableFile(f"Not YAML ({str(error)[:120]}).") from error
 
 
-def _yaml_value(events: Iterator[Any]) -> Any:
-    """The first document as lists, dicts and texts."""
+def _yaml_value(events: Iterator[Any], most: int | None) -> Any:
+    """The first document as lists, dicts and texts; of a list at the top its first `most` entries."""
     stack: list[Any] = []
     keys: list[str | None] = []
     documents = 0
@@ -335,4 +337,6 @@ def _yaml_value(events: Iterator[Any]) -> Any:
         elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
             keys.pop()
             put(stack.pop(), line)
+            if len(stack) == 1 and isinstance(stack[0], list) and len(stack[0]) == most:
+                return stack[0]
     return result

@@ -6,10 +6,13 @@ import zipfile
 from typing import Any
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openpyxl import Workbook
 
+from console.models import User
 from fleet import jobs
 from fleet.inventory_import import pipeline
 from fleet.inventory_import.check import check_columns, check_rows, suggest_columns
@@ -99,6 +102,11 @@ def test_a_workbook_with_a_part_that_was_tampered_with(part: str, place: int, te
     read(file.getvalue(), "xlsx")
 
 
+def importer() -> User:
+    """One user for all examples of a test: hashing a password takes longer than the example."""
+    return User.objects.filter(username="fuzz").first() or make_user("fuzz", role="lead")
+
+
 def table(kind: str, rows: list[list[str]], extra: list[str]) -> bytes:
     names = [*KINDS[kind].names, *extra]
     return json.dumps([dict(zip(names, row, strict=False)) for row in rows]).encode()
@@ -127,7 +135,7 @@ def test_any_cells_are_checked(kind: str, rows: list[list[str]]) -> None:
     name=cells,
 )
 def test_the_whole_door(kind: str, rows: list[list[str]], names: list[str], name: str) -> None:
-    owner = make_user()
+    owner = importer()
     if not getattr(test_the_whole_door, "made", None):
         make_gpu("GPU-00000001", node=make_node("du-1", site=make_site("A", region=make_region("south"))))
         test_the_whole_door.made = True
@@ -151,3 +159,21 @@ def test_the_whole_door(kind: str, rows: list[list[str]], names: list[str], name
     assert job is not None
     assert not job.error.startswith("Something went wrong")
     b"".join(pipeline.result_file(held))
+
+
+@pytest.mark.django_db
+@with_database
+@given(
+    content=st.one_of(
+        st.binary(max_size=200), st.lists(st.lists(cells, max_size=4), max_size=3).map(lambda rows: "\n".join(map(",".join, rows)).encode(errors="replace"))
+    ),
+    name=cells,
+    kind=cells,
+)
+def test_the_upload_answers_whatever_comes(content: bytes, name: str, kind: str) -> None:
+    client = Client()
+    client.force_login(importer())
+    for shown in (kind, "nodes"):
+        file = SimpleUploadedFile(f"{name or 'x'}.csv", content)
+        answer = client.post("/imports/new", {"kind": shown, "on_duplicate": "update", "file": file})
+        assert answer.status_code in (302, 422)

@@ -162,3 +162,15 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_without_rows_has_its_columns() -> None:
     assert read_sheet(b"code,name\n", "csv") == Sheet(("code", "name"), ())
+
+
+@pytest.mark.parametrize("file_format", ["csv", "xlsx", "yaml", "json"])
+def test_the_first_rows_are_read_without_the_rest(file_format: str) -> None:
+    many = {
+        "csv": b"code\n" + b"A\n" * 9 + b'"broken',
+        "xlsx": workbook(["code"], *[["A"]] * 9),
+        "yaml": b"- {code: A}\n" * 9 + b"- {broken",
+        "json": json.dumps([{"code": "A"}] * 9).encode(),
+    }
+    sheet = read_sheet(many[file_format], file_format, most=4)
+    assert (sheet.columns, len(sheet.rows)) == (("code",), 4)

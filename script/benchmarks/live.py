@@ -162,7 +162,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             page.goto(f"{lab.url}/wall/all")
             page.wait_for_function(
                 "() => { const w = document.getElementById('grid')?.wall; return w?.link?.state.state === 'live' && w.store.summary().total.seen === w.store.count && w.store.count }",
-                timeout=60_000,
+                timeout=180_000,
             )
             page.evaluate(WATCH)
             time.sleep(3)

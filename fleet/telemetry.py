@@ -6,6 +6,7 @@ joules, bytes, ratios 0..1.
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -326,8 +327,8 @@ def whole_number(text: str) -> int | None:
 
 
 def clean_text(text: str, limit: int) -> str:
-    """A label's text as a database can hold it."""
-    return text.replace("\x00", "")[:limit]
+    """A label's text as a database can hold it. Equal texts are one object: a fleet's identities share most of theirs."""
+    return sys.intern(text.replace("\x00", "")[:limit])
 
 
 def series_seen(labels: Mapping[str, str], *, site_code: str, node_host: str, honor_labels: bool, at: float) -> SeriesSeen:
@@ -338,7 +339,7 @@ def series_seen(labels: Mapping[str, str], *, site_code: str, node_host: str, ho
     return SeriesSeen(
         site_code=clean_text(site_code, 40),
         node_host=clean_text(node_host, 253),
-        gpu_uuid=gpu_uuid if len(gpu_uuid) <= 64 and "\x00" not in gpu_uuid else "",
+        gpu_uuid=sys.intern(gpu_uuid) if len(gpu_uuid) <= 64 and "\x00" not in gpu_uuid else "",
         index=_small(whole_number(labels.get("gpu", ""))),
         pci_bus_id=clean_text(labels.get("pci_bus_id", ""), 20),
         model_name=clean_text(labels.get("modelName") or labels.get("model_name") or "", 80),

@@ -59,6 +59,7 @@ class Command(BaseCommand):
                     proxy_headers=False,
                     server_header=False,
                     timeout_graceful_shutdown=5,
+                    timeout_keep_alive=75,  # Prometheus keeps its connections between scrapes
                     backlog=2048,
                 )
             )

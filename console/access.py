@@ -65,6 +65,11 @@ class Access:
         return max([self.fleet_rank, *self.region_ranks.values()]) >= _NEEDS[right]
 
     @property
+    def may_import(self) -> bool:
+        """May change the inventory of some region at least."""
+        return self.may_anywhere(Right.IMPORT)
+
+    @property
     def is_administrator(self) -> bool:
         """Administers the whole fleet: users, tenants, senders."""
         return self.may(Right.ADMINISTER)

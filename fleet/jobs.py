@@ -228,5 +228,6 @@ def eta_seconds(job: Job, now: datetime) -> float | None:
 
 def _tell(job: Job) -> None:
     """A notice to the owner's open pages, after the commit."""
-    notice = {"type": "job", "user_id": job.owner_id, "kind": "job", "key": str(job.pk), "state": job.state, "title": job.title, "phase": job.phase}
+    text = f"{job.title}: {job.get_state_display().lower()}"
+    notice = {"type": "job", "user_id": job.owner_id, "kind": "job", "key": str(job.pk), "state": job.state, "text": text, "url": f"/jobs/{job.pk}"}
     transaction.on_commit(lambda: stream.publish_notices([notice]))

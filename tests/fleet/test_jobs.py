@@ -1,5 +1,6 @@
 """Jobs: claimed once, progress seen by others, cancelled, taken up again when their worker dies."""
 
+import json
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from console.models import User
-from fleet import jobs
+from fleet import jobs, stream
 from fleet.jobs import Cancelled, JobFailed, Outcome, Progress
 from fleet.models import Job, Site
 from tests.builders import T0, make_region, make_site, make_user
@@ -155,3 +156,23 @@ def test_a_job_whose_message_was_lost_is_sent_again(owner: User) -> None:
 def test_the_eta_waits_for_five_percent(owner: User, done: int, total: int | None, eta: float | None) -> None:
     job = make_job(owner, state=Job.State.RUNNING, started_at=T0, done=done, total=total)
     assert jobs.eta_seconds(job, T0 + timedelta(seconds=10)) == eta
+
+
+@pytest.mark.django_db
+def test_the_owner_hears_of_the_end(owner: User, django_capture_on_commit_callbacks: Any) -> None:
+    client = stream.connect()
+    client.delete(stream.NOTICE_KEY)
+    with django_capture_on_commit_callbacks(execute=True):
+        job = run(make_job(owner), lambda *_: Outcome())
+    assert job is not None
+    entries: Any = client.xrange(stream.NOTICE_KEY)
+    told = json.loads(entries[-1][1][b"d"])
+    assert told == {
+        "type": "job",
+        "user_id": owner.pk,
+        "kind": "job",
+        "key": str(job.pk),
+        "state": "done",
+        "text": "A job: done",
+        "url": f"/jobs/{job.pk}",
+    }

@@ -70,7 +70,10 @@ export class Live {
     } else if (message.op === "beat") {
       this.clockOffset = message.at * 1000 - Date.now();
       if (this.store) for (const area of this.store.behind(message.seq)) this.#resync(area);
-    } else if (message.op === "notice") this.onNotice(message);
+    } else if (message.op === "notice") {
+      if (message.type === "job") import("./job_notices.js").then(({ tellJob }) => tellJob(message));
+      this.onNotice(message);
+    }
     else if (message.op === "detail") this.onDetail(message);
     else if (message.op === "bye") this.lastWord = message.reason;
   }

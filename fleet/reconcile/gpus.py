@@ -211,7 +211,12 @@ class GpuPass:
 
     def _settle_dispute(self, gpu: Gpu, node_id: int, at: datetime) -> None:
         """Two nodes' agents had the GPU and this one lets go: the other one has it."""
-        other = AgentConnection.objects.filter(report__inventory__gpus__contains=[{"uuid": gpu.uuid}]).exclude(node_id=node_id).values_list("node_id", flat=True).first()
+        other = (
+            AgentConnection.objects.filter(report__inventory__gpus__contains=[{"uuid": gpu.uuid}])
+            .exclude(node_id=node_id)
+            .values_list("node_id", flat=True)
+            .first()
+        )
         if other is None or self.ledger.source != Source.AGENT:
             return
         if other not in self.nodes:

@@ -5,15 +5,15 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
-from console.access import Access, access_of
+from console.access import Access
 from console.charts import Event, Limit, draw_panel, summarise
+from console.guards import signed_in_page
 from fleet import catalogue
 from fleet.models import Gpu, HealthTransition, ObjectKind, XidEvent
 from fleet.panels import PANELS, RANGES, Panel, read_panel
@@ -22,18 +22,16 @@ from fleet.prometheus import PrometheusSource, SourceFault
 MAX_EVENTS = 12
 
 
-@login_required
 @require_GET
-def gpu_chart(request: HttpRequest, uuid: str, panel: str) -> JsonResponse:
-    access = access_of(request.user)
+@signed_in_page
+def gpu_chart(request: HttpRequest, access: Access, uuid: str, panel: str) -> JsonResponse:
     gpu = get_object_or_404(access.gpus().select_related("node__site"), uuid=uuid)
     return _answer(request, panel, {"UUID": gpu.uuid}, gpu=gpu)
 
 
-@login_required
 @require_GET
-def site_chart(request: HttpRequest, code: str, panel: str) -> JsonResponse:
-    access: Access = access_of(request.user)
+@signed_in_page
+def site_chart(request: HttpRequest, access: Access, code: str, panel: str) -> JsonResponse:
     site = get_object_or_404(access.sites(), code=code)
     return _answer(request, panel, {"site": site.code}, site_code=site.code)
 

@@ -32,6 +32,15 @@ class ApiView(APIView):
             self.request._access = found  # type: ignore[attr-defined]
         return found
 
+    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        # No text of ours holds a NUL, and the database refuses to look for one.
+        if any("\x00" in str(value) for value in kwargs.values()):
+            raise Http404
+        holding = [name for name, values in request.query_params.lists() if any("\x00" in text for text in (name, *values))]
+        if holding:
+            raise exceptions.ValidationError({name.replace("\x00", "") or "non_field_errors": "Holds a NUL character." for name in holding})
+
     def require(self, right: Right, region_id: int | None = None) -> None:
         """403 that names the missing right, for something that the caller may see."""
         if not self.access.may(right, region_id):

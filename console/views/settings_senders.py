@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -12,6 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from console.access import Access
+from console.errors import problem_id
 from console.guards import administrator_page
 from console.setting_forms import SenderForm, add_errors
 from fleet import senders
@@ -26,7 +29,7 @@ def sender_list(request: HttpRequest, access: Access) -> HttpResponse:
     form = SenderForm(request.POST or None, regions=access.regions())
     if request.method == "POST" and form.is_valid():
         try:
-            sender, token = senders.create_sender(**form.cleaned_data)
+            sender, token = senders.create_sender(**form.cleaned_data, **_act(request))
         except senders.SenderError as refused:
             name, _sep, text = str(refused).partition(": ")
             add_errors(form, {name: text} if text else {"": name})
@@ -42,7 +45,7 @@ def rotate(request: HttpRequest, access: Access, name: str) -> HttpResponse:
     """A new token; the one so far stays valid for a week, so that the sender can be changed without a gap."""
     sender = get_object_or_404(Sender, name=name)
     try:
-        token = senders.rotate_token(sender, now=timezone.now())
+        token = senders.rotate_token(sender, **_act(request))
     except senders.SenderError as refused:
         messages.error(request, str(refused))
         return redirect("settings_senders")
@@ -52,7 +55,7 @@ def rotate(request: HttpRequest, access: Access, name: str) -> HttpResponse:
 @require_POST
 @administrator_page
 def end_rotation(request: HttpRequest, access: Access, name: str) -> HttpResponse:
-    senders.end_previous_token(get_object_or_404(Sender, name=name))
+    senders.end_previous_token(get_object_or_404(Sender, name=name), **_act(request))
     messages.success(request, _("Only the newest token is valid now."))
     return redirect("settings_senders")
 
@@ -60,9 +63,14 @@ def end_rotation(request: HttpRequest, access: Access, name: str) -> HttpRespons
 @require_POST
 @administrator_page
 def revoke(request: HttpRequest, access: Access, name: str) -> HttpResponse:
-    senders.revoke_sender(get_object_or_404(Sender, name=name), now=timezone.now())
+    senders.revoke_sender(get_object_or_404(Sender, name=name), **_act(request))
     messages.success(request, _("Revoked: what it sends is refused from now on."))
     return redirect("settings_senders")
+
+
+def _act(request: HttpRequest) -> dict[str, Any]:
+    """Who does it and when, for the audit."""
+    return {"now": timezone.now(), "actor": request.user.get_username(), "request_id": problem_id(request)[:64]}
 
 
 def _page(request: HttpRequest, form: SenderForm, *, made: Sender | None = None, token: str = "", status: int = 200) -> HttpResponse:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.contrib import messages
-from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import path
 from django.utils import timezone
@@ -17,9 +16,8 @@ from django.views.decorators.http import require_POST
 from console.access import Access
 from console.guards import signed_in_page
 from console.models import ApiToken, User
-from console.sessions import note_access_change
 from console.setting_forms import TokenForm
-from console.tokens import LONGEST, issue_token
+from console.tokens import issue_token, revoke_token, rotate_token
 
 
 @never_cache
@@ -28,15 +26,14 @@ def tokens(request: HttpRequest, access: Access) -> HttpResponse:
     form = TokenForm(request.POST or None, regions=access.regions())
     if request.method == "POST" and form.is_valid():
         now, values = timezone.now(), form.cleaned_data
-        with transaction.atomic():
-            token, secret = issue_token(
-                user=_user(request),
-                name=values["name"],
-                scopes=values["scopes"],
-                expires_at=now + timedelta(days=values["days"]),
-                now=now,
-                regions=values["regions"],
-            )
+        token, secret = issue_token(
+            user=_user(request),
+            name=values["name"],
+            scopes=values["scopes"],
+            expires_at=now + timedelta(days=values["days"]),
+            now=now,
+            regions=values["regions"],
+        )
         return _page(request, TokenForm(None, regions=access.regions()), token=token, secret=secret, status=201)
     return _page(request, form, status=422 if form.errors else 200)
 
@@ -46,30 +43,21 @@ def tokens(request: HttpRequest, access: Access) -> HttpResponse:
 @signed_in_page
 def rotate(request: HttpRequest, access: Access, prefix: str) -> HttpResponse:
     """A new token in the place of a live one: same name, rights and length of life. The old one ends now."""
-    user, now = _user(request), timezone.now()
-    with transaction.atomic():
-        old = get_object_or_404(ApiToken.objects.select_for_update(of=("self",)), prefix=prefix, user=user, revoked_at__isnull=True, expires_at__gt=now)
-        life = min(old.expires_at - old.created_at, LONGEST)
-        token, secret = issue_token(user=user, name=old.name, scopes=old.scopes, expires_at=now + life, now=now, regions=list(old.regions.all()))
-        _revoke(old, user)
+    now = timezone.now()
+    old = get_object_or_404(ApiToken, prefix=prefix, user=_user(request), revoked_at__isnull=True, expires_at__gt=now)
+    try:
+        token, secret = rotate_token(token=old, now=now)
+    except ValueError as over:  # ended in between
+        raise Http404 from over
     return _page(request, TokenForm(None, regions=access.regions()), token=token, secret=secret, status=201)
 
 
 @require_POST
 @signed_in_page
 def revoke(request: HttpRequest, access: Access, prefix: str) -> HttpResponse:
-    user = _user(request)
-    with transaction.atomic():
-        _revoke(get_object_or_404(ApiToken, prefix=prefix, user=user), user)
+    revoke_token(token=get_object_or_404(ApiToken.objects.select_related("user"), prefix=prefix, user=_user(request)), now=timezone.now())
     messages.success(request, _("The token is revoked."))
     return redirect("settings_tokens")
-
-
-def _revoke(token: ApiToken, user: User) -> None:
-    """Refused from now on; sockets that were opened with it end."""
-    now = timezone.now()
-    if ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=now):
-        note_access_change(user, now=now)
 
 
 def _user(request: HttpRequest) -> User:

@@ -17,7 +17,7 @@ from console import people
 from console.access import Access
 from console.guards import administrator_page
 from console.models import ApiToken, RoleGrant, User
-from console.sessions import live_sessions, revoke_sessions
+from console.sessions import live_sessions
 from console.setting_forms import NewUserForm, PasswordForm, RoleForm, try_act
 from tenants.models import Membership
 
@@ -127,7 +127,7 @@ def set_password(request: HttpRequest, access: Access, pk: int) -> HttpResponse:
 @require_POST
 @administrator_page
 def end_sessions(request: HttpRequest, access: Access, pk: int) -> HttpResponse:
-    count = revoke_sessions(get_object_or_404(User, pk=pk), now=timezone.now())
+    count = people.end_sessions(user=get_object_or_404(User, pk=pk), actor=_actor(request), now=timezone.now())
     messages.success(request, _("%(n)d session(s) ended.") % {"n": count})
     return redirect("settings_user", pk=pk)
 

@@ -2,36 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
-from django.utils import timezone
 
-from console.models import RoleGrant, SavedView, User
-from console.tokens import issue_token
-from fleet import jobs
-from fleet.maintenance import create_window, find_scope
-from fleet.models import (
-    AuditEntry,
-    DataQuality,
-    Disagreement,
-    Finding,
-    HealthTransition,
-    InventoryImport,
-    KeyChangeRequest,
-    Policy,
-    Sender,
-    Workload,
-    XidEvent,
-)
-from fleet.senders import create_sender
-from tenants.models import Membership, NamespaceMapping
-from tests.builders import T0, make_area, make_gpu, make_node, make_region, make_site, make_tenant, make_user
+from console.models import User
+from tenants.models import Membership
+from tests.builders import make_region, make_tenant, make_user
 from tests.console.api_support import strict
+from tests.console.api_world import Keys, make_world
 
 pytestmark = pytest.mark.django_db
 
@@ -66,12 +48,12 @@ def _walk(patterns: list[Any], prefix: str) -> Iterator[Endpoint]:
             callback: Any = pattern.callback
             actions = getattr(callback, "actions", None)
             methods = actions or {name: name for name in ("get", "post", "put", "patch", "delete") if hasattr(callback.cls, name)}
-            yield Endpoint(pattern.name, _readable(pattern, prefix), tuple(sorted(method.upper() for method in methods)))
+            yield Endpoint(str(pattern.name), _readable(pattern), tuple(sorted(method.upper() for method in methods)))
 
 
-def _readable(pattern: URLPattern, prefix: str) -> str:
+def _readable(pattern: URLPattern) -> str:
     """`v1/sites/{code}/history/` of whichever kind of pattern."""
-    found = get_resolver("console.api.urls").reverse_dict.getlist(pattern.name)[0][0]
+    found = get_resolver("console.api.urls").reverse_dict.getlist(str(pattern.name))[0][0]
     template, names = found[0]
     return str(template) % {name: "{" + name + "}" for name in names}
 
@@ -80,65 +62,8 @@ ENDPOINTS = sorted(set(endpoints()), key=lambda one: one.name)
 
 
 @pytest.fixture
-def keys() -> dict[str, dict[str, Any]]:
-    """A world in the region north of tenant amber, and by the first word of the path what names its objects."""
-    now, north, amber = timezone.now(), make_region("north", area=make_area("de")), make_tenant("amber")
-    site = make_site("N-1", region=north)
-    node = make_node("n-1", site=site)
-    gpu = make_gpu("GPU-north", node=node)
-    lead = make_user("lena", role="lead", region=north)
-    about = {"kind": "site", "object_key": "N-1", "site": site}
-    job = jobs.create_job(kind="inventory_import", title="t", owner=lead)
-    InventoryImport.objects.create(job=job, kind="sites", format="csv", file_name="f", content=b"code\n")
-    token, _ = issue_token(user=lead, name="t", scopes=["read:*"], expires_at=now + timedelta(days=1), now=now)
-    create_sender(name="prom", regions=[north])
-    window = create_window(scope=find_scope("site", "N-1"), starts_at=now, ends_at=now + timedelta(hours=1), reason="r", actor="lena", now=now)
-    finding = Finding.objects.create(**about, code="x", severity="major", summary="s", since=T0, last_at=T0)
-    transition = HealthTransition.objects.create(**about, from_state="ok", to_state="down", cause="c", why="w", at=T0)
-    said = {"held_source": "import", "seen_source": "agent", "since": T0, "last_at": T0}
-    disagreement = Disagreement.objects.create(**about, field="name", **said)
-    quality = DataQuality.objects.create(sender=Sender.objects.get(), site=site, reason="stale", count=1, first_at=T0, last_at=T0)
-    xid = XidEvent.objects.create(gpu=gpu, xid=79, first_at=T0, last_at=T0, source="gauge")
-    workload = Workload.objects.create(gpu=gpu, namespace="ns", pod="p", sharing="whole", tenant_key="amber", started_at=T0, last_seen_at=T0)
-    asked = {"scope_kind": "gpu", "scope_key": gpu.uuid, "parameters": {}, "reason": "r", "starts_at": T0, "created_by": lead, "created_at": T0}
-    policy = Policy.objects.create(control="clock_range", **asked)
-    change = KeyChangeRequest.objects.create(node=node, public_key=b"k" * 32, requested_at=T0)
-    entry = AuditEntry.objects.create(at=T0, actor="lena", action="site.note", kind="site", object_key="N-1")
-    view = SavedView.objects.create(owner=lead, page="sites", slug="v", name="V")
-    member = Membership.objects.create(user=lead, tenant=amber, role="member")
-    mapping = NamespaceMapping.objects.create(tenant=amber, namespace="ns", site=site)
-    client = Client()
-    client.force_login(lead)
-    client.get("/api/v1/about")
-    session = strict(client.get("/api/v1/sessions/"))["results"]
-    return {
-        "areas": {"slug": "de"},
-        "regions": {"slug": "north"},
-        "sites": {"code": "N-1", "panel": "power"},
-        "nodes": {"pk": node.pk},
-        "gpus": {"uuid": gpu.uuid, "panel": "power"},
-        "workloads": {"pk": workload.pk},
-        "controls": {"pk": policy.pk},
-        "key-changes": {"pk": change.pk},
-        "maintenance": {"pk": window.pk},
-        "users": {"pk": lead.pk},
-        "role-grants": {"pk": RoleGrant.objects.get(user=lead).pk},
-        "tenants": {"key": "amber"},
-        "memberships": {"pk": member.pk},
-        "namespaces": {"pk": mapping.pk},
-        "tokens": {"prefix": token.prefix},
-        "senders": {"name": "prom"},
-        "findings": {"pk": finding.pk},
-        "transitions": {"pk": transition.pk},
-        "disagreements": {"pk": disagreement.pk},
-        "data-quality": {"pk": quality.pk},
-        "xid-events": {"pk": xid.pk},
-        "jobs": {"pk": job.pk, "job": job.pk},
-        "imports": {"pk": job.pk, "job": job.pk},
-        "views": {"pk": view.pk},
-        "sessions": {"pk": session[0]["id"] if session else 1},
-        "audit": {"pk": entry.pk},
-    }
+def keys() -> Keys:
+    return make_world()
 
 
 def strangers() -> list[User]:
@@ -157,7 +82,7 @@ def client_of(user: User | None) -> Client:
     return client
 
 
-def send(client: Client, method: str, endpoint: Endpoint, keys: dict[str, dict[str, Any]]) -> Any:
+def send(client: Client, method: str, endpoint: Endpoint, keys: Keys) -> Any:
     path = endpoint.template.format(**keys.get(endpoint.template.split("/")[1], {}))
     headers = {"If-Match": "*", "Idempotency-Key": "k"}
     return client.generic(method, f"/api/{path}", "" if method == "GET" else "{}", content_type="application/json", headers=headers)
@@ -173,7 +98,7 @@ def test_the_table_is_complete() -> None:
     assert {"api-site-history", "api-import-apply", "api-clock-range", "api-gpu-export", "api-job-log"} <= {one.name for one in ENDPOINTS}
 
 
-def test_nobody_is_asked_to_sign_in(keys: dict[str, dict[str, Any]]) -> None:
+def test_nobody_is_asked_to_sign_in(keys: Keys) -> None:
     client, before = client_of(None), rows()
     for endpoint in ENDPOINTS:
         for method in endpoint.methods:
@@ -183,7 +108,7 @@ def test_nobody_is_asked_to_sign_in(keys: dict[str, dict[str, Any]]) -> None:
     assert rows() == before
 
 
-def test_what_lies_outside_the_scope_does_not_exist(keys: dict[str, dict[str, Any]]) -> None:
+def test_what_lies_outside_the_scope_does_not_exist(keys: Keys) -> None:
     people = [(user, client_of(user)) for user in strangers()]
     before = rows()
     for user, client in people:
@@ -206,7 +131,7 @@ def test_what_lies_outside_the_scope_does_not_exist(keys: dict[str, dict[str, An
     assert rows() == before
 
 
-def test_a_foreign_object_reads_like_one_that_is_missing(keys: dict[str, dict[str, Any]]) -> None:
+def test_a_foreign_object_reads_like_one_that_is_missing(keys: Keys) -> None:
     client = client_of(make_user(role="administrator", region=make_region("south")))
     missing = {word: {name: _other(name, value) for name, value in named.items()} for word, named in keys.items()}
     for endpoint in ENDPOINTS:
@@ -226,7 +151,7 @@ def _other(name: str, value: Any) -> Any:
     return "nowhere"
 
 
-def test_a_tenants_person_sees_its_own_workloads_only(keys: dict[str, dict[str, Any]]) -> None:
+def test_a_tenants_person_sees_its_own_workloads_only(keys: Keys) -> None:
     amber = client_of(make_user(tenant=Membership.objects.get().tenant))
     for endpoint in ENDPOINTS:
         if endpoint.name in OWN or "GET" not in endpoint.methods:

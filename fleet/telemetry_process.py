@@ -39,6 +39,7 @@ SWEEP_SECONDS = 600.0
 FORGET_SERIES_SECONDS = 1800.0
 TELL_SECONDS = 3.0
 SIGHTINGS_AT_ONCE = 4_000
+SIGHTING_BATCHES = 10
 LAST_KNOWN_PER_FLUSH = 5_000
 
 
@@ -236,12 +237,14 @@ class TelemetryProcess:
     def tell_inventory(self) -> None:
         """Identities that were first seen or changed go to the inventory; what it cannot take now comes again. Never raises for the database."""
         now = self._clock()
-        with self.lock:
-            batch = self.ingest.sightings.take(now=now, limit=SIGHTINGS_AT_ONCE)
-        if batch:
-            self._reconcile(batch, now)
+        for _ in range(SIGHTING_BATCHES):
+            with self.lock:
+                batch = self.ingest.sightings.take(now=now, limit=SIGHTINGS_AT_ONCE)
+            if not batch or not self._reconcile(batch, now) or len(batch) < SIGHTINGS_AT_ONCE:
+                return
 
-    def _reconcile(self, batch: list[SeriesSeen], now: float) -> None:
+    def _reconcile(self, batch: list[SeriesSeen], now: float) -> bool:
+        """False when the database is away: the batch comes again."""
         try:
             inventory.reconcile_telemetry(batch, _moment(now))
         except (OperationalError, InterfaceError) as error:
@@ -250,14 +253,16 @@ class TelemetryProcess:
             connection.close()
             with self.lock:
                 self.ingest.sightings.put_back(batch)
-        except (Error, ValueError) as error:
-            # One sighting in it cannot be stored: find it, so that it does not hold up the others for ever.
+            return False
+        except Exception as error:
+            # One sighting in it cannot be taken in: find it, so that it neither holds up the others for ever nor takes them with it.
             if len(batch) == 1:
                 self.figures.fail("sighting")
                 log.error("telemetry_sighting_dropped", seen=repr(batch[0]), error=str(error))
-                return
-            self._reconcile(batch[: len(batch) // 2], now)
-            self._reconcile(batch[len(batch) // 2 :], now)
+                return True
+            half = len(batch) // 2
+            return all([self._reconcile(batch[:half], now), self._reconcile(batch[half:], now)])
+        return True
 
 
 def _moment(seconds: float) -> datetime:

@@ -30,6 +30,7 @@ from script.servers import APP_ROLE, OWNER_ROLE, Postgres, Redis, free_port, por
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2.0**20
 MUSTS = {"flush_s_median": 2.0, "age_s_p95": 12.0, "rss_mb": 900.0}
+AGE_P95 = 'masthead_telemetry_sample_age_seconds{quantile="0.95"}'
 # (column of the reading, column of the load's values, factor), for GPUs; the slices' are columns 0-6 and 7-13.
 GPU_COLUMNS = (
     ("power_watts", 14, 1.0),
@@ -170,11 +171,12 @@ def compare(url: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[in
 
 
 def settle(port: int, limit_seconds: float) -> None:
-    """Wait until every series is known and the inventory has taken all identities."""
+    """Wait until every series is known, what waited is caught up, and the inventory has taken all identities."""
     deadline = time.monotonic() + limit_seconds
     while time.monotonic() < deadline:
         metrics = scrape(port)
-        if metrics["masthead_telemetry_sightings_waiting"] == 0 and metrics["masthead_telemetry_flushes_total"] >= 3:
+        caught_up = metrics.get(AGE_P95, float("inf")) <= MUSTS["age_s_p95"]
+        if caught_up and metrics["masthead_telemetry_sightings_waiting"] == 0 and metrics["masthead_telemetry_flushes_total"] >= 3:
             return
         time.sleep(2)
 
@@ -210,13 +212,13 @@ def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         telemetry.terminate()
         telemetry.wait(60)
         lost, double = compare(postgres.url(), np.load(folder / "values.npy"))
-        floor = measure_floor(given.gpus, folder, 3) if not given.no_floor else float("nan")
+        floor = None if given.no_floor else round(measure_floor(given.gpus, folder, 3), 3)
         return {
             "series": report["series"],
             "seconds": given.seconds,
             "changed_ratio": round(report["changed_ratio_min"], 4),
             **result,
-            "floor_cpu_s_per_cycle": round(floor, 3),
+            "floor_cpu_s_per_cycle": floor,
             "lost": lost,
             "double": double,
             "load": {
@@ -254,7 +256,7 @@ def measure(given: argparse.Namespace, process: psutil.Process, port: int) -> di
     while time.monotonic() - began < given.seconds:
         time.sleep(1)
         metrics = scrape(port)
-        ages.append(metrics['masthead_telemetry_sample_age_seconds{quantile="0.95"}'])
+        ages.append(metrics[AGE_P95])
         rss = max(rss, process.memory_info().rss)
         if metrics["masthead_telemetry_flushes_total"] > first:
             flushes[metrics["masthead_telemetry_flushes_total"]] = metrics["masthead_telemetry_flush_seconds"]

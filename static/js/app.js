@@ -38,3 +38,14 @@ document.body.addEventListener("htmx:afterSettle", (event) => {
   if (spoken) say(spoken.dataset.say);
 });
 for (const field of document.querySelectorAll("[autofocus]")) if (!field.closest("dialog")) field.focus({ preventScroll: true });
+
+// What scrolls sideways and holds nothing that takes focus must itself be reachable by keyboard.
+function reachScrollers() {
+  for (const wrap of document.querySelectorAll(".table-wrap")) {
+    if (wrap.scrollWidth > wrap.clientWidth) { wrap.tabIndex = 0; if (!wrap.hasAttribute("role")) { wrap.setAttribute("role", "region"); wrap.setAttribute("aria-label", wrap.closest("section")?.querySelector("h2")?.textContent.trim() ?? document.title); } }
+    else if (wrap.tabIndex === 0) wrap.removeAttribute("tabindex");
+  }
+}
+addEventListener("resize", reachScrollers);
+document.body.addEventListener("htmx:afterSettle", reachScrollers);
+reachScrollers();

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 from django.db import models
@@ -11,6 +12,8 @@ from rest_framework.parsers import JSONParser
 
 MAX_DEPTH = 40
 MAX_BYTES = 4 * 1024 * 1024
+# Half of a surrogate pair is no text: it can be neither stored nor sent back.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TooLarge(APIException):
@@ -41,6 +44,8 @@ def refuse_unusable(value: Any, path: tuple[str, ...] = ()) -> None:
         raise ValidationError({name: "Not a finite number."})
     if isinstance(value, str) and "\x00" in value:
         raise ValidationError({name: "Holds a NUL character."})
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise ValidationError({name: "Holds half of a surrogate pair."})
     if isinstance(value, dict):
         for key, inner in value.items():
             refuse_unusable(key, path)

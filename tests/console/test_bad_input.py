@@ -27,3 +27,10 @@ def test_a_nul_in_a_reason_changes_nothing(cast: Cast) -> None:
     answer = cast.client("operator").post(f"/nodes/{node.pk}/agent/revoke", {"reason": "a\x00b"})
     assert answer.status_code == 400
     assert AgentIdentity.objects.filter(node=node, revoked_at__isnull=True).exists()
+
+
+@pytest.mark.parametrize("body", [r'{"\ud800": 1}', r'{"name": "\udfff"}', r'{"list_columns": {"\ud800": []}}'])
+def test_half_a_surrogate_pair_is_no_text(cast: Cast, body: str) -> None:
+    answer = cast.client("viewer").patch("/api/v1/profile", body, content_type="application/json", headers={"If-Match": "*"})
+    assert answer.status_code == 400
+    assert "surrogate" in answer.json()["detail"]

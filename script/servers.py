@@ -83,6 +83,7 @@ class Server(ABC):
     """A child process with a log file. `stop` is idempotent."""
 
     name = "server"
+    timeout_seconds: float = 60
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,8 +99,20 @@ class Server(ABC):
         """Start the process."""
 
     @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it answers now."""
+
     def wait_ready(self) -> None:
-        """Return once it answers; `ServerError` with its last lines when it does not."""
+        """Return once it answers; `ServerError` with its last lines when it ends first or takes too long."""
+        deadline = time.monotonic() + self.timeout_seconds
+        while not self.is_ready():
+            process = self.process
+            if process is None or process.poll() is not None:
+                code = process.returncode if process else "?"
+                raise ServerError(f"{self.name} ended with status {code} before it answered.\n{self.last_lines}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.name} did not answer within {self.timeout_seconds:.0f} s.\n{self.last_lines}")
+            time.sleep(0.05)
 
     def spawn(self, command: list[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
         with self.log.open("ab") as log:
@@ -171,7 +184,7 @@ class Postgres(Server):
         self.spawn(self._as_system_user([find_binary("postgres", "postgresql-15"), "-D", str(self.data), "-p", str(self.port), "-k", "", *flags]))
 
     def wait_ready(self) -> None:
-        wait_until(self._accepts, timeout_seconds=60, what="PostgreSQL", log=self.log)
+        super().wait_ready()
         if not self._ready_mark.exists():
             self.psql(
                 f"CREATE ROLE {OWNER_ROLE} LOGIN CREATEDB NOSUPERUSER{self._password_clause(OWNER_ROLE)};"
@@ -220,7 +233,7 @@ class Postgres(Server):
             drop += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--securebits=+no_setuid_fixup"]
         return [*drop, *command]
 
-    def _accepts(self) -> bool:
+    def is_ready(self) -> bool:
         command = [find_binary("pg_isready", "postgresql-client-15"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return self.process is not None and self.process.poll() is None and subprocess.run(command).returncode == 0
 
@@ -257,8 +270,8 @@ class Redis(Server):
         config.write_text("\n".join(lines) + "\n")
         self.spawn([find_binary("redis-server", "redis-server"), str(config)])
 
-    def wait_ready(self) -> None:
-        wait_until(lambda: port_answers(self.port), timeout_seconds=20, what="Redis", log=self.log)
+    def is_ready(self) -> bool:
+        return port_answers(self.port)
 
 
 class Prometheus(Server):
@@ -289,5 +302,5 @@ class Prometheus(Server):
             ]
         )
 
-    def wait_ready(self) -> None:
-        wait_until(lambda: port_answers(self.port), timeout_seconds=30, what="Prometheus", log=self.log)
+    def is_ready(self) -> bool:
+        return port_answers(self.port)

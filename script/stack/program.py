@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from script.servers import Server, ServerError, port_answers
+from script.servers import Server, port_answers
 from script.stack.layout import CHECKOUT
 
 
@@ -34,16 +33,8 @@ class Program(Server):
     def begin(self) -> None:
         self.spawn(self.command, environment=self.environment, cwd=CHECKOUT)
 
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + self.timeout_seconds
-        while self.ready is not None and not self.ready():
-            process = self.process
-            if process is None or process.poll() is not None:
-                code = process.returncode if process else "?"
-                raise ServerError(f"{self.name} ended with status {code} before it answered.\n{self.last_lines}")
-            if time.monotonic() > deadline:
-                raise ServerError(f"{self.name} did not answer within {self.timeout_seconds:.0f} s.\n{self.last_lines}")
-            time.sleep(0.05)
+    def is_ready(self) -> bool:
+        return self.ready is None or self.ready()
 
 
 def listens(port: int) -> Callable[[], bool]:

@@ -24,6 +24,7 @@ class _Watched:
     deaths: list[float] = field(default_factory=list)
     restarts: int = 0
     start_again_at: float | None = None
+    answers_by: float | None = None  # set from its restart until it answers
 
 
 class Supervisor:
@@ -47,7 +48,7 @@ class Supervisor:
             server.wait_ready()
 
     def tick(self) -> None:
-        """Notice the dead, restart them after a growing delay; `StackFailed` when one dies too often."""
+        """Notice the dead, restart them after a growing delay; `StackFailed` when one dies too often. Never waits: one that is slow must not hide another's death."""
         for watched in self._watched.values():
             if self._stopping.is_set():
                 return
@@ -56,6 +57,8 @@ class Supervisor:
                     self._restart(watched)
             elif watched.server.process is None or watched.server.process.poll() is not None:
                 self._bury(watched)
+            elif watched.answers_by is not None:
+                self._look_whether_it_answers(watched, watched.answers_by)
 
     def watch(self, *, until: Callable[[], bool], every_seconds: float = 0.25) -> None:
         """Keep all running until `until` says so."""
@@ -93,12 +96,19 @@ class Supervisor:
         watched.start_again_at = now + delay
 
     def _restart(self, watched: _Watched) -> None:
-        try:
-            watched.server.start()
-        except ServerError as error:
-            self._say(str(error))
-            watched.server.stop()
-        else:
-            self._say(f"{watched.server.name} runs again (pid {watched.server.process.pid if watched.server.process else '?'})")
         watched.restarts += 1
         watched.start_again_at = None
+        watched.answers_by = time.monotonic() + watched.server.timeout_seconds
+        try:
+            watched.server.begin()
+        except ServerError as error:
+            self._say(str(error))
+
+    def _look_whether_it_answers(self, watched: _Watched, answers_by: float) -> None:
+        server = watched.server
+        if server.is_ready():
+            watched.answers_by = None
+            self._say(f"{server.name} runs again (pid {server.process.pid if server.process else '?'})")
+        elif time.monotonic() > answers_by:
+            self._say(f"{server.name} does not answer; stopping it. Its last lines:\n{server.last_lines}")
+            server.stop(timeout_seconds=2)

@@ -55,8 +55,8 @@ class Web(Server):
         command = [sys.executable, "-m", "uvicorn", "console.asgi:application", "--port", str(self.port), "--log-level", "warning"]
         self.spawn(command, environment=self.environment, cwd=ROOT)
 
-    def wait_ready(self) -> None:
-        wait_until(lambda: port_answers(self.port), timeout_seconds=60, what="web", log=self.log)
+    def is_ready(self) -> bool:
+        return port_answers(self.port)
 
 
 @pytest.fixture

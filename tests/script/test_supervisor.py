@@ -46,9 +46,9 @@ def test_what_dies_is_named_with_its_last_lines_and_started_again(tmp_path: Path
     assert program.process
     first = program.process.pid
     os.kill(first, signal.SIGKILL)
-    _watch(supervisor, lambda: program.process is not None and program.process.pid != first)
+    _watch(supervisor, lambda: said.contains("worker runs again"))
+    assert program.process.pid != first
     assert said.contains("worker ended with status -9", "the last words")
-    assert said.contains("worker runs again")
     assert "restarted 1 times" in "\n".join(supervisor.status_lines())
 
 
@@ -56,6 +56,19 @@ def test_what_dies_again_and_again_stops_everything(tmp_path: Path, supervisor: 
     supervisor.start_together([_program(tmp_path, "beat", "echo no luck; exit 3")])
     with pytest.raises(StackFailed, match=r"beat died 7 times[\s\S]*no luck"):
         supervisor.watch(until=lambda: False, every_seconds=0.01)
+
+
+def test_one_that_is_slow_to_come_back_does_not_hide_the_death_of_another(tmp_path: Path, supervisor: Supervisor, said: _Said) -> None:
+    slow = _program(tmp_path, "slow", "exec sleep 60", ready=lambda: not said)
+    quick = _program(tmp_path, "quick", "exec sleep 60")
+    supervisor.start_together([slow, quick])
+    for program in (slow, quick):
+        assert program.process
+        program.process.kill()
+        _watch(supervisor, lambda name=program.name: said.contains(f"{name} ended"))  # type: ignore[misc]
+    _watch(supervisor, lambda: said.contains("quick runs again"))
+    assert not said.contains("slow runs again")
+    assert "restarted 1 times" in supervisor.status_lines()[0]
 
 
 def test_children_of_the_dead_end_too(tmp_path: Path, supervisor: Supervisor) -> None:

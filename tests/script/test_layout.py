@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from script.servers import ServerError, reachable_by
+from script.servers import ServerError, free_port, reachable_by
 from script.stack.layout import PORTS, Layout
 
 
@@ -33,14 +33,15 @@ def test_two_supervisors_do_not_share_a_folder(layout: Layout) -> None:
 
 
 def test_ports_are_kept_and_a_taken_one_is_passed_over(layout: Layout) -> None:
-    ports = layout.ports(web=18_000)
+    web = free_port()
+    ports = layout.ports(web=web)
     assert set(ports) == set(PORTS)
     assert len(set(ports.values())) == len(PORTS)
-    assert Layout(layout.root).ports(web=18_000) == ports
+    assert Layout(layout.root).ports(web=web) == ports
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", ports["telemetry"]))
         sock.listen()
-        again = layout.ports(web=18_000)
+        again = layout.ports(web=web)
     assert again["telemetry"] not in ports.values()
     assert again["redis"] == ports["redis"]
 

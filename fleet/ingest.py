@@ -7,10 +7,12 @@ are absence (NaN). What a sender may not write, or what makes no sense, is refus
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.cells import keep_newest, put_cells
 from fleet.live_state import Floats, LiveState
 from fleet.quality import Quality
 from fleet.remote_write_decoder import decode, digest
@@ -25,7 +27,6 @@ Slots = NDArray[np.int64]
 Labels = Mapping[str, str]
 
 EARLIEST_SECONDS = 946_684_800.0  # 2000-01-01: no clock of ours showed less, and not every time before it can be stored
-LATE_SECONDS = 120.0  # older than what is held by more than this is a backlog; less is the other replica of a pair
 _XID = GPU_FIELD_INDEX["xid"]
 _NVLINK = GPU_FIELD_INDEX["nvlink_errors_total"]
 
@@ -70,7 +71,7 @@ class Ingest:
             labels.append(new.labels)
         for series in batch.read_others():
             if series.histograms:
-                self.quality.count(sender.id, None, Refusal.HISTOGRAM, series.histograms, now=now, example=series.labels.get("__name__", ""))
+                self.quality.count(sender.id, None, Refusal.HISTOGRAM, series.histograms, now=now, example=partial(_example, series.labels))
             if not series.samples:
                 continue
             key = digest(series.simple_key) if series.simple_key is not None else _digest_of(series.labels)
@@ -122,7 +123,7 @@ class Ingest:
                 continue
             part = (slots[index], values[index], times[index], stale[index])
             if kind in (Kind.GPU, Kind.SLICE):
-                refused += self._take_cells(sender, kind == Kind.SLICE, *part, lambda i, index=index: read(int(index[i])), now)  # type: ignore[misc]
+                refused += self._take_cells(sender, kind == Kind.SLICE, *part, partial(_read_part, read, index), now)
             elif kind == Kind.NODE_UP:
                 self._take_up(*part)
             elif kind == Kind.SERVICE:
@@ -146,8 +147,9 @@ class Ingest:
         index = np.flatnonzero(ignored)
         counts = np.bincount(slots[index], minlength=len(REASONS))
         for reason_index in np.flatnonzero(counts).tolist():
-            example = index[int(np.argmax(slots[index] == reason_index))]
-            self.quality.count(sender.id, None, REASONS[reason_index], int(counts[reason_index]), now=now, example=_example(read(int(example))))
+            first = int(index[int(np.argmax(slots[index] == reason_index))])
+            count = int(counts[reason_index])
+            self.quality.count(sender.id, None, REASONS[reason_index], count, now=now, example=partial(_example_at, read, first))
         return len(index)
 
     def _refuse(self, sender: SenderScope, reason: Refusal, slots: Slots, which: NDArray[np.bool_], read: Callable[[int], Labels], now: float) -> int:
@@ -159,7 +161,8 @@ class Ingest:
         for site_row in np.unique(sites).tolist():
             of_site = index[sites == site_row]
             site_id = int(self.state.site_id[site_row]) if site_row >= 0 else None
-            self.quality.count(sender.id, site_id, reason, len(of_site), now=now, example=_example(read(int(of_site[0]))))
+            first = int(of_site[0])
+            self.quality.count(sender.id, site_id, reason, len(of_site), now=now, example=partial(_example_at, read, first))
         return len(index)
 
     def sites_of(self, slots: Slots) -> NDArray[np.int64]:
@@ -214,13 +217,14 @@ class Ingest:
         if late.any():
             self._refuse(sender, Refusal.TOO_OLD, slots, late, read, now)
         fresh = ~stale
-        _newest(sampled_at, rows[fresh], times[fresh])
+        told = fresh & good  # a GPU that sends nothing but blanks has not been sampled: no data is never healthy
+        keep_newest(sampled_at, rows[told], times[told])
         changed[rows] = True
         slice_rows = table.slice_row[slots].astype(np.int64)
         if of_slices:
             state.slice_live[rows[fresh]] = True
             parents = state.slice_gpu_row[rows].astype(np.int64)
-            _newest(state.gpu_sampled_at, parents[fresh], times[fresh])
+            keep_newest(state.gpu_sampled_at, parents[fresh], times[fresh])
             state.gpu_changed[parents] = True
             if stale.any():
                 ended = rows[stale]
@@ -355,8 +359,8 @@ class Ingest:
         taken = newer & (good | stale)
         rows, parts = rows[taken], parts[taken]
         state.gpu_nvlink_parts[parts, rows] = np.where(good, values, np.nan)[taken]
-        _newest(state.gpu_times[_NVLINK], rows, times[taken])
-        _newest(state.gpu_sampled_at, rows, np.where(stale, -np.inf, times)[taken])
+        keep_newest(state.gpu_times[_NVLINK], rows, times[taken])
+        keep_newest(state.gpu_sampled_at, rows, np.where(stale, -np.inf, times)[taken])
         state.gpu_changed[rows] = True
 
 
@@ -365,56 +369,17 @@ def is_any_blank(value: float) -> bool:
     return 2147483632 <= value < 2147483648 or 140737488355328 <= value < 140737488355332 or value >= 9.2233720368547e18
 
 
-def put_cells(
-    grid: Floats,
-    grid_times: Floats,
-    owner: NDArray[np.int32],
-    fields: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    slots: Slots,
-    values: Floats,
-    times: Floats,
-    highest: NDArray[np.bool_],
-    stale: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Put samples [n] into the cells grid[fields, rows]; the newest sample time wins, a value wins over none of the same time.
-
-    `highest`: of equal times the highest counts (one counter on the lines of several slices). `stale` samples end a series: they count only when the
-    cell's last value came from that same series. Returns which samples are so late that they belong to a backlog.
-    """
-    no_value = np.isnan(values)
-    order = np.lexsort((np.where(no_value, -np.inf, values), times))
-    order = order[~stale[order]]
-    f, r, at, new, missing = fields[order], rows[order], times[order], values[order], no_value[order]
-    held, held_at = grid[f, r], grid_times[f, r]
-    with np.errstate(invalid="ignore"):
-        newer = ~(at <= held_at)
-        better = (at == held_at) & ~missing & ~(highest[order] & (new < held))
-        late = np.zeros(len(values), dtype=np.bool_)
-        late[order] = held_at - at > LATE_SECONDS
-    taken = newer | better
-    f, r = f[taken], r[taken]
-    grid[f, r], grid_times[f, r], owner[f, r] = new[taken], at[taken], slots[order[taken]]
-    if stale.any():
-        ends = np.flatnonzero(stale)
-        f, r = fields[ends], rows[ends]
-        over = (times[ends] > grid_times[f, r]) & (owner[f, r] == slots[ends])
-        f, r = f[over], r[over]
-        grid[f, r], grid_times[f, r] = np.nan, times[ends[over]]
-    return late
-
-
-def _newest(target: Floats, rows: NDArray[np.int64], times: Floats) -> None:
-    """target[rows] = max(target[rows], times); NaN in target counts as nothing."""
-    order = np.argsort(times, kind="stable")
-    rows, times = rows[order], times[order]
-    with np.errstate(invalid="ignore"):
-        newer = ~(times <= target[rows])
-    target[rows[newer]] = times[newer]
-
-
 def _digest_of(labels: Labels) -> int:
     return hash(tuple(sorted(labels.items())))
+
+
+def _read_part(read: Callable[[int], Labels], index: NDArray[np.int64], number: int) -> Labels:
+    """The labels of sample `number` of the part [n] of all samples that `index` chose."""
+    return read(int(index[number]))
+
+
+def _example_at(read: Callable[[int], Labels], index: int) -> str:
+    return _example(read(index))
 
 
 def _example(labels: Labels) -> str:

@@ -1,5 +1,6 @@
 """Samples refused, by sender, site and reason, until they are stored. Pure: no Django, no clock, no I/O."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleet.telemetry import Refusal
@@ -23,17 +24,21 @@ class Quality:
         self._tallies: dict[Key, Tally] = {}
         self.totals: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
 
-    def count(self, sender_id: int, site_id: int | None, reason: Refusal, count: int, *, now: float, example: str = "") -> None:
-        """`site_id` None: the site is not known or not the sender's."""
+    def count(self, sender_id: int, site_id: int | None, reason: Refusal, count: int, *, now: float, example: Callable[[], str]) -> None:
+        """`site_id` None: the site is not known or not the sender's. `example` is asked for once per tally.
+
+        Metrics that we do not read are no fault of what is sent: they are in `totals` alone.
+        """
         self.totals[reason] += count
+        if reason is Refusal.UNKNOWN_METRIC:
+            return
         key = (sender_id, site_id, reason)
         tally = self._tallies.get(key)
         if tally is None:
-            self._tallies[key] = Tally(count, now, now, example)
+            self._tallies[key] = Tally(count, now, now, example())
             return
         tally.count += count
         tally.last_at = max(tally.last_at, now)
-        tally.example = tally.example or example
 
     def take(self) -> dict[Key, Tally]:
         """What was counted since the last call."""

@@ -16,7 +16,8 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from fleet.ingest import Ingest
-from fleet.remote_write_decoder import DecodeError, TooLarge, inflate
+from fleet.protobuf_wire import DecodeError
+from fleet.remote_write_decoder import TooLarge, inflate
 from fleet.resolver import SenderScope
 from fleet.senders import SenderDirectory
 

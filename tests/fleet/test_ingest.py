@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.ingest import Ingest
 from fleet.prompb import write_request
-from fleet.remote_write_decoder import DecodeError
+from fleet.protobuf_wire import DecodeError
 from fleet.resolver import SenderScope
 from fleet.telemetry import GPU_FIELD_INDEX, STALE_NAN_BITS, Refusal, Sample
 from tests.fleet.samples import T0, WHOLE_FLEET, fleet_of, from_exposition, gpu_value, push, slice_value

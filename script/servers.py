@@ -115,6 +115,9 @@ class Server(ABC):
             time.sleep(0.05)
 
     def spawn(self, command: list[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+        """Run it in a session of its own. Where the system can, it ends with the thread that started it, also when that was killed."""
+        if command[0] != "setpriv" and shutil.which("setpriv"):
+            command = ["setpriv", "--pdeathsig=TERM", "--", *command]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=cwd or self.folder, env=environment, start_new_session=True
@@ -227,7 +230,7 @@ class Postgres(Server):
         if not self.user:
             return command
         account = pwd.getpwnam(self.user)
-        drop = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+        drop = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups", "--pdeathsig=INT"]
         if not (reachable_by(Path(command[0]), self.user) and reachable_by(self.data, self.user)):
             # A folder above is closed to it (on some images even / is): it may then pass and read everywhere, so only where nothing else works.
             drop += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--securebits=+no_setuid_fixup"]

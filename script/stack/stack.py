@@ -23,8 +23,7 @@ from script.stack.supervisor import Supervisor
 
 PYTHON = str(CHECKOUT / ".venv" / "bin" / "python")
 # Root without any capability: it may run the checkout's code, and may not read the signing key, which belongs to another user.
-_WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"]
-_END_WITH_PARENT = ["setpriv", "--pdeathsig=TERM", "--"]
+_WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig=TERM", "--"]
 BUNDLES = "bundles.json"
 SENDER_TOKEN = "prometheus-token"  # noqa: S105 (a file's name)
 
@@ -230,7 +229,7 @@ class Stack:
         programs: list[Server] = []
 
         def add(name: str, command: list[str], environment: dict[str, str], ready: Callable[[], bool] | None = None) -> None:
-            programs.append(Program(name, logs, [*_END_WITH_PARENT, *command], environment, ready=ready))
+            programs.append(Program(name, logs, command, environment, ready=ready))
 
         web = [*uvicorn, "console.asgi:application", f"--port={ports['web']}", "--ws=websockets-sansio", "--ws-per-message-deflate=false"]
         add("web", web, signing, answers(f"{self.url}/healthz"))

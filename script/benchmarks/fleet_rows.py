@@ -80,11 +80,9 @@ def fill_fleet(*, sites: int, now: datetime, sites_per_region: int = 50, regions
 
 def copy_rows(model: type[models.Model], fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """COPY into the model's table; values as psycopg takes them, foreign keys by `<name>_id`."""
-    columns = [
-        model._meta.get_field(name.removesuffix("_id") if name.endswith("_id") and name != "boot_id" and not _has(model, name) else name).column
-        for name in fields
-    ]
-    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(model._meta.db_table), sql.SQL(", ").join(map(sql.Identifier, columns)))
+    names = {name: str(field.column) for field in model._meta.concrete_fields for name in (field.name, field.attname)}
+    identifiers: list[sql.Composable] = [sql.Identifier(names[name]) for name in fields]
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(model._meta.db_table), sql.SQL(", ").join(identifiers))
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:
             copy.write_row(row)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.sessions.models import Session
+from django.test import Client
 
 from console.live import viewer as viewers
 from console.models import RoleGrant
@@ -126,6 +127,18 @@ async def test_a_token_needs_a_scope_that_reads_sites() -> None:
     assert not await Page(headers(origin=None, token="mh_0_wrong")).open()
     token, secret = await sync_to_async(token_of)(user, "read:wall")
     page = Page(headers(origin=None, token=secret))
+    assert await page.open()
+    token.revoked_at = datetime.now(UTC)
+    await sync_to_async(token.save)()
+    assert await page.until(lambda page: page.closed_with == 4401, 5)
+
+
+async def test_a_walls_socket_ends_with_its_device_token() -> None:
+    user = await sync_to_async(make_user)(role="viewer")
+    token, secret = await sync_to_async(token_of)(user, "read:wall")
+    wall = Client()
+    await sync_to_async(wall.post)("/wall/sign-in", {"token": secret})
+    page = Page(headers(cookie=wall.cookies["sessionid"].value))
     assert await page.open()
     token.revoked_at = datetime.now(UTC)
     await sync_to_async(token.save)()

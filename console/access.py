@@ -107,7 +107,7 @@ def access_of(user: User | AnonymousUser, token: ApiToken | None = None) -> Acce
     if not isinstance(user, User) or not user.is_active:
         return NOBODY
     access = accesses_of([user.pk])[user.pk]
-    return access if token is None else narrowed_to(access, list(token.regions.values_list("pk", flat=True)))
+    return access if token is None else narrowed_to(access, token)
 
 
 def accesses_of(user_ids: Collection[int]) -> dict[int, Access]:
@@ -136,9 +136,9 @@ def accesses_of(user_ids: Collection[int]) -> dict[int, Access]:
     }
 
 
-def narrowed_to(access: Access, region_ids: Collection[int]) -> Access:
-    """`access` inside these regions only; no region means no limit."""
-    if not region_ids:
+def narrowed_to(access: Access, token: ApiToken) -> Access:
+    """`access` as far as the token reaches (uses its prefetched `regions`). A limited token whose regions are gone reaches nothing."""
+    if not token.is_limited:
         return access
-    ranks = {pk: rank for pk in region_ids if (rank := max(access.fleet_rank, access.region_ranks.get(pk, 0)))}
+    ranks = {region.pk: rank for region in token.regions.all() if (rank := max(access.fleet_rank, access.region_ranks.get(region.pk, 0)))}
     return replace(access, fleet_rank=0, region_ranks=ranks)

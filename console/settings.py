@@ -124,13 +124,7 @@ APP_ROLE = env_str("MASTHEAD_APP_ROLE", "masthead_app")
 
 # MASTHEAD_REDIS_URL: redis://host:port/0. Holds nothing that matters.
 REDIS_URL = env_str("MASTHEAD_REDIS_URL", "redis://127.0.0.1:6379/0")
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL, "KEY_PREFIX": "cache"}}
-CHANNEL_LAYERS = {
-    "default": {
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": None}], "prefix": "layer"},
-    }
-}
+CACHES = {"default": {"BACKEND": "console.cache.ForgivingRedisCache", "LOCATION": REDIS_URL, "KEY_PREFIX": "cache"}}
 
 # MASTHEAD_PROMETHEUS_URL: base URL of Prometheus (or Thanos, Mimir, VictoriaMetrics) for charts and pull.
 PROMETHEUS_URL = env_str("MASTHEAD_PROMETHEUS_URL", "http://127.0.0.1:9090")
@@ -257,7 +251,11 @@ CELERY_BEAT_SCHEDULE = {
     "refresh desired state": {"task": "fleet.refresh_desired_state", "schedule": 10.0, "options": {"expires": 10}},
 }
 if PULL:
-    CELERY_BEAT_SCHEDULE["pull-telemetry"] = {"task": "fleet.pull_telemetry", "schedule": SCRAPE_INTERVAL_SECONDS, "options": {"expires": SCRAPE_INTERVAL_SECONDS}}
+    CELERY_BEAT_SCHEDULE["pull-telemetry"] = {
+        "task": "fleet.pull_telemetry",
+        "schedule": SCRAPE_INTERVAL_SECONDS,
+        "options": {"expires": SCRAPE_INTERVAL_SECONDS},
+    }
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"

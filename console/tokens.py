@@ -26,9 +26,19 @@ def hash_token(secret: str) -> str:
 
 @transaction.atomic
 def issue_token(
-    *, user: User, name: str, scopes: Iterable[str], expires_at: datetime, now: datetime, regions: Iterable[Region] = (), actor: User | None = None
+    *,
+    user: User,
+    name: str,
+    scopes: Iterable[str],
+    expires_at: datetime,
+    now: datetime,
+    regions: Iterable[Region] = (),
+    limited: bool | None = None,
+    actor: User | None = None,
 ) -> tuple[ApiToken, str]:
     """A new token of `user` and its secret, which nobody can read again. `actor` is who makes it, when that is somebody else.
+
+    With `regions` it is limited to them, and reaches nothing when they are gone; `limited` says so of a token that takes another's place.
 
     Raises ValueError for an end in the past or more than a year ahead.
     """
@@ -36,8 +46,16 @@ def issue_token(
         raise ValueError("expires_at: must lie ahead, at most a year.")
     prefix = f"mh_{secrets.token_hex(4)}"
     secret = f"{prefix}_{secrets.token_urlsafe(32)}"
-    token = ApiToken.objects.create(user=user, name=name, prefix=prefix, token_hash=hash_token(secret), scopes=sorted(set(scopes)), expires_at=expires_at)
     regions = list(regions)
+    token = ApiToken.objects.create(
+        user=user,
+        name=name,
+        prefix=prefix,
+        token_hash=hash_token(secret),
+        scopes=sorted(set(scopes)),
+        expires_at=expires_at,
+        is_limited=bool(regions) if limited is None else limited,
+    )
     token.regions.set(regions)
     detail = {"name": name, "scopes": token.scopes, "regions": sorted(region.slug for region in regions), "expires_at": expires_at.isoformat()}
     _note(actor or user, "token.create", token, now, detail)
@@ -51,7 +69,9 @@ def rotate_token(*, token: ApiToken, now: datetime, actor: User | None = None) -
     if old.revoked_at is not None or old.expires_at <= now:
         raise ValueError("token: it is over; make a new one.")
     life = min(old.expires_at - old.created_at, LONGEST)
-    new, secret = issue_token(user=old.user, name=old.name, scopes=old.scopes, expires_at=now + life, now=now, regions=old.regions.all(), actor=actor)
+    new, secret = issue_token(
+        user=old.user, name=old.name, scopes=old.scopes, expires_at=now + life, now=now, regions=old.regions.all(), limited=old.is_limited, actor=actor
+    )
     revoke_token(token=old, now=now, actor=actor)
     return new, secret
 

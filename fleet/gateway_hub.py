@@ -149,7 +149,9 @@ class Hub:
             self._gone.add(session.node_id)
 
     def heard(self, session: Session, beat: Heartbeat) -> None:
-        contact = self._contacts[session.node_id]
+        contact = self._contacts.get(session.node_id)
+        if contact is None:  # it was given up meanwhile
+            return
         contact.heartbeat_at = self.now()
         contact.boot_id = beat.boot_id
         contact.clock_offset_seconds = beat.clock_offset_seconds
@@ -157,7 +159,9 @@ class Hub:
         self._dirty.add(session.node_id)
 
     def acknowledged(self, session: Session, ack: Ack) -> None:
-        contact = self._contacts[session.node_id]
+        contact = self._contacts.get(session.node_id)
+        if contact is None:
+            return
         contact.refusal = f"{ack.code}: {ack.detail}" if ack.code and ack.code != "old_version" else ""
         self._dirty.add(session.node_id)
         if contact.refusal:

@@ -19,12 +19,10 @@ hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests that drive a browser or several processes run one after the other, in one worker."""
-    for item in items:
-        if item.get_closest_marker("browser") or item.get_closest_marker("processes"):
-            item.add_marker(pytest.mark.xdist_group("heavy"))
+    if item.get_closest_marker("browser") or item.get_closest_marker("processes"):
+        item.add_marker(pytest.mark.xdist_group("heavy"))
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ def check(identities: Collection[Identity], *, now: datetime) -> Mapping[Identit
             found[one] = None
             continue
         access = accesses.get(one.user_id, NOBODY)
-        found[one] = narrowed_to(access, [region.pk for region in token.regions.all()]) if token else access
+        found[one] = narrowed_to(access, token) if token else access
     return found
 
 

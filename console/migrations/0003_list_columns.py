@@ -6,44 +6,79 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('console', '0002_initial'),
+        ("console", "0002_initial"),
     ]
 
     operations = [
         pgtrigger.migrations.RemoveTrigger(
-            model_name='user',
-            name='insert_insert',
+            model_name="user",
+            name="insert_insert",
         ),
         pgtrigger.migrations.RemoveTrigger(
-            model_name='user',
-            name='update_update',
+            model_name="user",
+            name="update_update",
         ),
         pgtrigger.migrations.RemoveTrigger(
-            model_name='user',
-            name='delete_delete',
+            model_name="user",
+            name="delete_delete",
         ),
         migrations.AddField(
-            model_name='user',
-            name='list_columns',
-            field=models.JSONField(blank=True, default=dict, help_text='{list: [column key, …]}; a list that is missing shows its default columns.'),
+            model_name="user",
+            name="list_columns",
+            field=models.JSONField(blank=True, default=dict, help_text="{list: [column key, …]}; a list that is missing shows its default columns."),
         ),
         migrations.AddField(
-            model_name='userevent',
-            name='list_columns',
-            field=models.JSONField(blank=True, default=dict, help_text='{list: [column key, …]}; a list that is missing shows its default columns.'),
+            model_name="userevent",
+            name="list_columns",
+            field=models.JSONField(blank=True, default=dict, help_text="{list: [column key, …]}; a list that is missing shows its default columns."),
         ),
         pgtrigger.migrations.AddTrigger(
-            model_name='user',
-            trigger=pgtrigger.compiler.Trigger(name='insert_insert', sql=pgtrigger.compiler.UpsertTriggerSql(func='WITH _pgh_attached_context AS ( SELECT _pgh_attach_context() AS value ) INSERT INTO "console_userevent" ("access_changed_at", "date_joined", "density", "email", "first_name", "id", "is_active", "is_service_account", "is_staff", "is_superuser", "last_name", "list_columns", "pgh_context_id", "pgh_created_at", "pgh_label", "pgh_obj_id", "single_letter_keys", "theme", "time_zone", "username") SELECT new_values."access_changed_at", new_values."date_joined", new_values."density", new_values."email", new_values."first_name", new_values."id", new_values."is_active", new_values."is_service_account", new_values."is_staff", new_values."is_superuser", new_values."last_name", new_values."list_columns", _pgh_attached_context.value, NOW(), \'insert\', new_values."id", new_values."single_letter_keys", new_values."theme", new_values."time_zone", new_values."username" FROM ( SELECT new_values.* FROM new_values  ) AS new_values, _pgh_attached_context; RETURN NULL;', hash='c46094e9ae34ae96f9891bc837788c36f25ce0d1', level='STATEMENT', operation='INSERT', pgid='pgtrigger_insert_insert_ffbb2', referencing='REFERENCING NEW TABLE AS new_values ', table='console_user', when='AFTER')),
+            model_name="user",
+            trigger=pgtrigger.compiler.Trigger(
+                name="insert_insert",
+                sql=pgtrigger.compiler.UpsertTriggerSql(
+                    func='WITH _pgh_attached_context AS ( SELECT _pgh_attach_context() AS value ) INSERT INTO "console_userevent" ("access_changed_at", "date_joined", "density", "email", "first_name", "id", "is_active", "is_service_account", "is_staff", "is_superuser", "last_name", "list_columns", "pgh_context_id", "pgh_created_at", "pgh_label", "pgh_obj_id", "single_letter_keys", "theme", "time_zone", "username") SELECT new_values."access_changed_at", new_values."date_joined", new_values."density", new_values."email", new_values."first_name", new_values."id", new_values."is_active", new_values."is_service_account", new_values."is_staff", new_values."is_superuser", new_values."last_name", new_values."list_columns", _pgh_attached_context.value, NOW(), \'insert\', new_values."id", new_values."single_letter_keys", new_values."theme", new_values."time_zone", new_values."username" FROM ( SELECT new_values.* FROM new_values  ) AS new_values, _pgh_attached_context; RETURN NULL;',
+                    hash="c46094e9ae34ae96f9891bc837788c36f25ce0d1",
+                    level="STATEMENT",
+                    operation="INSERT",
+                    pgid="pgtrigger_insert_insert_ffbb2",
+                    referencing="REFERENCING NEW TABLE AS new_values ",
+                    table="console_user",
+                    when="AFTER",
+                ),
+            ),
         ),
         pgtrigger.migrations.AddTrigger(
-            model_name='user',
-            trigger=pgtrigger.compiler.Trigger(name='update_update', sql=pgtrigger.compiler.UpsertTriggerSql(func='WITH _pgh_attached_context AS ( SELECT _pgh_attach_context() AS value ) INSERT INTO "console_userevent" ("access_changed_at", "date_joined", "density", "email", "first_name", "id", "is_active", "is_service_account", "is_staff", "is_superuser", "last_name", "list_columns", "pgh_context_id", "pgh_created_at", "pgh_label", "pgh_obj_id", "single_letter_keys", "theme", "time_zone", "username") SELECT new_values."access_changed_at", new_values."date_joined", new_values."density", new_values."email", new_values."first_name", new_values."id", new_values."is_active", new_values."is_service_account", new_values."is_staff", new_values."is_superuser", new_values."last_name", new_values."list_columns", _pgh_attached_context.value, NOW(), \'update\', new_values."id", new_values."single_letter_keys", new_values."theme", new_values."time_zone", new_values."username" FROM ( SELECT new_values.* FROM old_values JOIN new_values ON (old_values."id") = (new_values."id") WHERE (old_values."access_changed_at" IS DISTINCT FROM (new_values."access_changed_at") OR old_values."date_joined" IS DISTINCT FROM (new_values."date_joined") OR old_values."density" IS DISTINCT FROM (new_values."density") OR old_values."email" IS DISTINCT FROM (new_values."email") OR old_values."first_name" IS DISTINCT FROM (new_values."first_name") OR old_values."id" IS DISTINCT FROM (new_values."id") OR old_values."is_active" IS DISTINCT FROM (new_values."is_active") OR old_values."is_service_account" IS DISTINCT FROM (new_values."is_service_account") OR old_values."is_staff" IS DISTINCT FROM (new_values."is_staff") OR old_values."is_superuser" IS DISTINCT FROM (new_values."is_superuser") OR old_values."last_name" IS DISTINCT FROM (new_values."last_name") OR old_values."list_columns" IS DISTINCT FROM (new_values."list_columns") OR old_values."single_letter_keys" IS DISTINCT FROM (new_values."single_letter_keys") OR old_values."theme" IS DISTINCT FROM (new_values."theme") OR old_values."time_zone" IS DISTINCT FROM (new_values."time_zone") OR old_values."username" IS DISTINCT FROM (new_values."username")) ) AS new_values, _pgh_attached_context; RETURN NULL;', hash='1e6034b5e3de15452326e39feb2c020ab7479a43', level='STATEMENT', operation='UPDATE', pgid='pgtrigger_update_update_0d095', referencing='REFERENCING OLD TABLE AS old_values  NEW TABLE AS new_values ', table='console_user', when='AFTER')),
+            model_name="user",
+            trigger=pgtrigger.compiler.Trigger(
+                name="update_update",
+                sql=pgtrigger.compiler.UpsertTriggerSql(
+                    func='WITH _pgh_attached_context AS ( SELECT _pgh_attach_context() AS value ) INSERT INTO "console_userevent" ("access_changed_at", "date_joined", "density", "email", "first_name", "id", "is_active", "is_service_account", "is_staff", "is_superuser", "last_name", "list_columns", "pgh_context_id", "pgh_created_at", "pgh_label", "pgh_obj_id", "single_letter_keys", "theme", "time_zone", "username") SELECT new_values."access_changed_at", new_values."date_joined", new_values."density", new_values."email", new_values."first_name", new_values."id", new_values."is_active", new_values."is_service_account", new_values."is_staff", new_values."is_superuser", new_values."last_name", new_values."list_columns", _pgh_attached_context.value, NOW(), \'update\', new_values."id", new_values."single_letter_keys", new_values."theme", new_values."time_zone", new_values."username" FROM ( SELECT new_values.* FROM old_values JOIN new_values ON (old_values."id") = (new_values."id") WHERE (old_values."access_changed_at" IS DISTINCT FROM (new_values."access_changed_at") OR old_values."date_joined" IS DISTINCT FROM (new_values."date_joined") OR old_values."density" IS DISTINCT FROM (new_values."density") OR old_values."email" IS DISTINCT FROM (new_values."email") OR old_values."first_name" IS DISTINCT FROM (new_values."first_name") OR old_values."id" IS DISTINCT FROM (new_values."id") OR old_values."is_active" IS DISTINCT FROM (new_values."is_active") OR old_values."is_service_account" IS DISTINCT FROM (new_values."is_service_account") OR old_values."is_staff" IS DISTINCT FROM (new_values."is_staff") OR old_values."is_superuser" IS DISTINCT FROM (new_values."is_superuser") OR old_values."last_name" IS DISTINCT FROM (new_values."last_name") OR old_values."list_columns" IS DISTINCT FROM (new_values."list_columns") OR old_values."single_letter_keys" IS DISTINCT FROM (new_values."single_letter_keys") OR old_values."theme" IS DISTINCT FROM (new_values."theme") OR old_values."time_zone" IS DISTINCT FROM (new_values."time_zone") OR old_values."username" IS DISTINCT FROM (new_values."username")) ) AS new_values, _pgh_attached_context; RETURN NULL;',
+                    hash="1e6034b5e3de15452326e39feb2c020ab7479a43",
+                    level="STATEMENT",
+                    operation="UPDATE",
+                    pgid="pgtrigger_update_update_0d095",
+                    referencing="REFERENCING OLD TABLE AS old_values  NEW TABLE AS new_values ",
+                    table="console_user",
+                    when="AFTER",
+                ),
+            ),
         ),
         pgtrigger.migrations.AddTrigger(
-            model_name='user',
-            trigger=pgtrigger.compiler.Trigger(name='delete_delete', sql=pgtrigger.compiler.UpsertTriggerSql(func='WITH _pgh_attached_context AS ( SELECT _pgh_attach_context() AS value ) INSERT INTO "console_userevent" ("access_changed_at", "date_joined", "density", "email", "first_name", "id", "is_active", "is_service_account", "is_staff", "is_superuser", "last_name", "list_columns", "pgh_context_id", "pgh_created_at", "pgh_label", "pgh_obj_id", "single_letter_keys", "theme", "time_zone", "username") SELECT old_values."access_changed_at", old_values."date_joined", old_values."density", old_values."email", old_values."first_name", old_values."id", old_values."is_active", old_values."is_service_account", old_values."is_staff", old_values."is_superuser", old_values."last_name", old_values."list_columns", _pgh_attached_context.value, NOW(), \'delete\', old_values."id", old_values."single_letter_keys", old_values."theme", old_values."time_zone", old_values."username" FROM ( SELECT old_values.* FROM old_values  ) AS old_values, _pgh_attached_context; RETURN NULL;', hash='bd7992512889f22974e70d0343f5290eae5940dc', level='STATEMENT', operation='DELETE', pgid='pgtrigger_delete_delete_55dee', referencing='REFERENCING OLD TABLE AS old_values ', table='console_user', when='AFTER')),
+            model_name="user",
+            trigger=pgtrigger.compiler.Trigger(
+                name="delete_delete",
+                sql=pgtrigger.compiler.UpsertTriggerSql(
+                    func='WITH _pgh_attached_context AS ( SELECT _pgh_attach_context() AS value ) INSERT INTO "console_userevent" ("access_changed_at", "date_joined", "density", "email", "first_name", "id", "is_active", "is_service_account", "is_staff", "is_superuser", "last_name", "list_columns", "pgh_context_id", "pgh_created_at", "pgh_label", "pgh_obj_id", "single_letter_keys", "theme", "time_zone", "username") SELECT old_values."access_changed_at", old_values."date_joined", old_values."density", old_values."email", old_values."first_name", old_values."id", old_values."is_active", old_values."is_service_account", old_values."is_staff", old_values."is_superuser", old_values."last_name", old_values."list_columns", _pgh_attached_context.value, NOW(), \'delete\', old_values."id", old_values."single_letter_keys", old_values."theme", old_values."time_zone", old_values."username" FROM ( SELECT old_values.* FROM old_values  ) AS old_values, _pgh_attached_context; RETURN NULL;',
+                    hash="bd7992512889f22974e70d0343f5290eae5940dc",
+                    level="STATEMENT",
+                    operation="DELETE",
+                    pgid="pgtrigger_delete_delete_55dee",
+                    referencing="REFERENCING OLD TABLE AS old_values ",
+                    table="console_user",
+                    when="AFTER",
+                ),
+            ),
         ),
     ]

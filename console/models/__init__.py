@@ -1,3 +1,3 @@
-from console.models.user import ApiToken, IdempotencyRecord, RoleGrant, SavedView, User
+from console.models.user import ApiToken, RoleGrant, SavedView, User
 
-__all__ = ["ApiToken", "IdempotencyRecord", "RoleGrant", "SavedView", "User"]
+__all__ = ["ApiToken", "RoleGrant", "SavedView", "User"]

@@ -46,7 +46,8 @@ class ApiToken(models.Model):
     prefix = models.CharField(max_length=12, unique=True)
     token_hash = models.CharField(max_length=64, unique=True)
     scopes = models.JSONField(default=list, help_text='["read:sites", "write:controls", …]')
-    regions = models.ManyToManyField("fleet.Region", blank=True, related_name="+", help_text="Empty: as wide as the user.")
+    regions = models.ManyToManyField("fleet.Region", blank=True, related_name="+", help_text="What a limited token reaches.")
+    is_limited = models.BooleanField(default=False, help_text="Only `regions`, none when they are gone; otherwise as wide as the user.")
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
     last_used_at = models.DateTimeField(null=True)
@@ -65,17 +66,3 @@ class SavedView(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["owner", "page", "slug"], name="savedview_once")]
-
-
-class IdempotencyRecord(models.Model):
-    """The answer kept for 24 h for one Idempotency-Key of one user."""
-
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    key = models.CharField(max_length=80)
-    request_hash = models.CharField(max_length=64)
-    status = models.PositiveSmallIntegerField(null=True)
-    body = models.JSONField(null=True)
-    created_at = models.DateTimeField()
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["user", "key"], name="idempotency_once")]

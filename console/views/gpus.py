@@ -99,7 +99,7 @@ def set_clock_range(request: HttpRequest, access: Access, uuid: str) -> HttpResp
     except SigningUnavailable as unavailable:
         form.add_error(None, _("Nothing was set: %(why)s") % {"why": unavailable})
         return _render_page(request, access, gpu, form, status=503)
-    request.session["undo"] = {"policy": submitted.policy.pk, "until": (now + timedelta(seconds=UNDO_SECONDS)).isoformat()}
+    request.session["undo"] = {"gpu": gpu.uuid, "policy": submitted.policy.pk, "until": (now + timedelta(seconds=UNDO_SECONDS)).isoformat()}
     return redirect("gpu", uuid=gpu.uuid)
 
 
@@ -155,7 +155,7 @@ def _render_page(request: HttpRequest, access: Access, gpu: Gpu, form: ClockRang
         "refusal": controls.refusal_for(gpu),
         "limits": controls.clock_limits(gpu),
         "form": form,
-        "undo": _undo(request, now),
+        "undo": _undo(request, gpu, now),
         "chart_ranges": list(RANGES),
         "chart_range": request.GET.get("range") or "3h",
         "replaced_by": gpu.replaced_by,
@@ -166,10 +166,10 @@ def _render_page(request: HttpRequest, access: Access, gpu: Gpu, form: ClockRang
     return render(request, "gpus/page.html", context, status=status)
 
 
-def _undo(request: HttpRequest, now: datetime) -> dict[str, Any] | None:
-    """The act that this session can still take back with one click, and for how many seconds."""
+def _undo(request: HttpRequest, gpu: Gpu, now: datetime) -> dict[str, Any] | None:
+    """The act on this GPU that the session can still take back with one click, and for how many seconds."""
     kept = request.session.get("undo")
-    if not kept:
+    if not kept or kept.get("gpu") != gpu.uuid:
         return None
     left = (datetime.fromisoformat(kept["until"]) - now).total_seconds()
     if left <= 0:

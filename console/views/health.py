@@ -19,7 +19,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from console.tokens import find_token
-from fleet.models import DataQuality, GpuReading, HealthState, Job, SiteHealth
+from fleet.models import DataQuality, GpuReading, HealthState, Job, Site, SiteHealth
 
 METRICS_SCOPE = "read:metrics"
 CELERY_QUEUE = "celery"
@@ -97,6 +97,7 @@ class FleetCollector(Collector):
         states = GaugeMetricFamily("masthead_sites", "Sites by health.", labels=["state"])
         counts = dict.fromkeys(HealthState.values, 0)
         counts.update(SiteHealth.objects.order_by().values_list("state").annotate(n=Count("pk")))
+        counts[HealthState.UNKNOWN] += Site.objects.filter(health__isnull=True).count()
         for state, count in counts.items():
             states.add_metric([state], count)
         yield GaugeMetricFamily("masthead_database_up", "1 when the database answers.", value=1)

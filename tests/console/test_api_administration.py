@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from console.access import Right, access_of
 from console.models import ApiToken, RoleGrant, User
+from console.tokens import issue_token, rotate_token
 from fleet.models import AuditEntry, MaintenanceWindow, Sender
 from fleet.senders import verify_token
 from tenants.models import Membership, NamespaceMapping
@@ -228,3 +229,14 @@ def test_a_sender_from_first_token_to_revocation() -> None:
     assert verify_token(second, now=now) is None
     assert "token" not in call(admin, "GET", "senders/prom-north/").json()
     assert Sender.objects.count() == 1
+
+
+def test_a_limited_token_reaches_nothing_when_its_region_is_gone() -> None:
+    user, north, now = make_user(role="viewer"), make_region("north"), timezone.now()
+    make_site("S-1")
+    token, secret = issue_token(user=user, name="t", scopes=["read:*"], expires_at=now + timedelta(days=1), now=now, regions=[north])
+    headers = {"Authorization": f"Bearer {secret}"}
+    north.delete()
+    assert Client().get("/api/v1/sites/", headers=headers).json()["count"] == 0
+    _, secret = rotate_token(token=token, now=now)
+    assert Client().get("/api/v1/sites/", headers={"Authorization": f"Bearer {secret}"}).json()["count"] == 0

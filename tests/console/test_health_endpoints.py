@@ -7,6 +7,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
+from console.cache import ForgivingRedisCache
 from console.tokens import issue_token
 from fleet.models import DataQuality, HealthState, SiteHealth
 from script.servers import free_port
@@ -45,9 +46,10 @@ def test_metrics_need_their_scope(client: Client) -> None:
 
 def test_metrics_of_the_fleet(client: Client) -> None:
     SiteHealth.objects.create(site=make_site(), state=HealthState.UNKNOWN, since=T0)
+    make_site()  # has never reported
     DataQuality.objects.create(reason="blank", count=7, first_at=T0, last_at=T0)
     text = client.get("/metrics", headers=_bearer("read:metrics")).content.decode()
-    assert 'masthead_sites{state="unknown"} 1.0' in text
+    assert 'masthead_sites{state="unknown"} 2.0' in text
     assert 'masthead_sites{state="ok"} 0.0' in text
     assert 'masthead_samples_refused_total{reason="blank"} 7.0' in text
     assert "masthead_telemetry_lag_seconds" not in text  # no sample yet: absent, not 0
@@ -60,3 +62,20 @@ def test_metrics_without_redis(client: Client, settings: Settings) -> None:
     text = client.get("/metrics", headers=headers).content.decode()
     assert "masthead_redis_up 0.0" in text
     assert "masthead_queue_length" not in text
+
+
+def test_a_cache_that_is_away_is_an_empty_one(settings: Settings) -> None:
+    cache = ForgivingRedisCache(f"redis://127.0.0.1:{free_port()}/0", {})
+    assert cache.get("key", 7) == 7
+    assert cache.get_many(["key"]) == {}
+    assert cache.add("key", 1) is True
+    assert cache.delete("key") is False
+    cache.set("key", 1)
+    assert cache.set_many({"key": 1}) == []
+
+
+def test_sign_in_works_without_redis(client: Client, settings: Settings) -> None:
+    settings.CACHES = {"default": {"BACKEND": "console.cache.ForgivingRedisCache", "LOCATION": f"redis://127.0.0.1:{free_port()}/0"}}
+    make_user("ann", role="viewer")
+    answer = client.post("/accounts/login/", {"login": "ann", "password": "annann"})
+    assert (answer.status_code, answer["Location"]) == (302, "/")

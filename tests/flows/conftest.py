@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from script.servers import free_port
 from script.stack.stack import Options, Stack
 
 
@@ -13,7 +14,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Six sites in one region: a regional edge, an inference site with L40S, four cell sites with PHY. Scraped every 5 s."""
     said: list[str] = []
     options = Options(
-        root=tmp_path_factory.mktemp("stack"), areas=1, regions=1, sites=6, web_port=18_000, scrape_interval_seconds=5, heartbeat_seconds=2, timeline=False
+        root=tmp_path_factory.mktemp("stack"), areas=1, regions=1, sites=6, web_port=free_port(), scrape_interval_seconds=5, heartbeat_seconds=2, timeline=False
     )
     stack = Stack(options, said.append)
     ended = threading.Event()

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from tests.builders import T0, make_area, make_region, make_site, make_user
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 OK, DEGRADED, DOWN, UNKNOWN = 0, 1, 2, 3
+AXE_RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+AXE = (Path(__file__).parents[1] / "vendor/axe-core/axe-4.14.1.min.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -204,4 +207,22 @@ def test_overview_follows_what_happens(browser: Browser, live_server: Any, fleet
     page.keyboard.press("3")
     assert page.evaluate("() => document.activeElement.id") == "panel-3"
     assert wrong == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_axe_finds_nothing(browser: Browser, live_server: Any, fleet: list[Site], published: Any, scheme: str) -> None:
+    wrong: list[str] = []
+    published({site.pk: OK for site in fleet} | {fleet[0].pk: DOWN, fleet[1].pk: UNKNOWN})
+    SiteHealth.objects.bulk_create([SiteHealth(site=site, state="ok", since=T0, last_contact_at=T0) for site in fleet])
+    Finding.objects.create(kind="site", object_key=fleet[0].code, site=fleet[0], code="node_down", severity="major", summary="Node down", since=T0, last_at=T0)
+    page = open_page(browser, live_server, "/", wrong, scheme=scheme)
+    found: list[str] = []
+    for path, ready in (("/", "#panel-5"), ("/map", "#map-rows li"), (f"/wall/all?theme={scheme}", "#power-rows .num")):
+        page.goto(f"{live_server.url}{path}")
+        page.wait_for_selector(ready)
+        page.evaluate(AXE)
+        result: Any = page.evaluate("(rules) => axe.run(document, rules)", AXE_RULES)
+        found += [f"{path} {row['id']}: {node['html'][:160]}" for row in result["violations"] for node in row["nodes"][:3]]
+    assert found == []
     page.context.close()

@@ -224,7 +224,7 @@ class Ingest:
         if of_slices:
             state.slice_live[rows[fresh]] = True
             parents = state.slice_gpu_row[rows].astype(np.int64)
-            keep_newest(state.gpu_sampled_at, parents[fresh], times[fresh])
+            keep_newest(state.gpu_sampled_at, parents[told], times[told])
             state.gpu_changed[parents] = True
             if stale.any():
                 ended = rows[stale]

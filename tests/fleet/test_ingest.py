@@ -387,3 +387,14 @@ def test_a_body_that_cannot_be_decoded_changes_nothing(ingest: Ingest) -> None:
     with pytest.raises(DecodeError):
         ingest.take_body(good + b"\x0a\x7f", WHOLE_FLEET, now=T0)
     assert gpu_value(ingest, GPU, "power_watts") is None
+
+
+def test_a_gpu_that_sends_only_blanks_is_not_sampled() -> None:
+    ingest = fleet_of(["GPU-1"])
+    labels = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "UUID": "GPU-1", "site": "S1", "node": "gpu-a-01"}
+    ingest.take_samples([Sample(labels, 50.0, T0)], WHOLE_FLEET, now=T0)
+    ingest.take_samples([Sample(labels, 9223372036854775792.0, T0 + 30)], WHOLE_FLEET, now=T0 + 30)
+    assert ingest.state.gpu_sampled_at[0] == T0
+    on_slice = labels | {"__name__": "DCGM_FI_DEV_FB_USED", "GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"}
+    ingest.take_samples([Sample(on_slice, 9223372036854775792.0, T0 + 40)], WHOLE_FLEET, now=T0 + 40)
+    assert ingest.state.gpu_sampled_at[0] == T0

@@ -169,6 +169,7 @@ def test_filters_are_those_of_the_pages(call: Call) -> None:
 
     assert codes("state=down") == {"DOWN"}
     assert codes("state=unknown") == {"SILENT", "NEW"}
+    assert codes("state=down,unknown") == codes("state=down&state=unknown") == {"DOWN", "SILENT", "NEW"}
     assert codes("out_of_contact=yes") == {"SILENT"}
     assert codes("cause=gpu_lost,link_down") == {"DOWN", "SILENT"}
 

@@ -33,6 +33,7 @@ CAUSE_WORDS: dict[str, str | Promise] = {
     "driver_mismatch": _("Driver does not match its library"),
     "ecc_double_bit": _("Double-bit ECC error"),
     "exporter_down": _("Exporter down"),
+    "exporter_frozen": _("Exporter frozen"),
     "gpu_count": _("GPU count differs from expected"),
     "gpu_lost": _("GPU lost"),
     "hw_power_brake": _("Power brake"),

@@ -276,6 +276,21 @@ def node_conditions(facts: NodeFacts, thresholds: Thresholds) -> tuple[list[Cond
         )
     elif not speaks:
         undecided |= {"exporter_down", "node_down"}
+    if is_known(facts.frozen_since) and speaks:
+        found.append(
+            Condition(
+                code="exporter_frozen",
+                severity=Severity.MAJOR,
+                state=State.DEGRADED,
+                why=f"GPU exporter answers, yet its readings have not changed since {clock_time(facts.frozen_since)}: it repeats old ones.",
+                since=facts.frozen_since,
+                advised="Restart dcgm-exporter on the node.",
+                evidence={"readings_stand_since": facts.frozen_since, "gpus": facts.gpus_fresh},
+                recover_seconds=0,
+            )
+        )
+    elif not speaks:
+        undecided.add("exporter_frozen")
     if facts.agent_silent and speaks:
         found.append(
             Condition(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleet.changes import Changes, FindingChange, Kind, ObjectRef
 from fleet.contact import RegionSilence, view_contact
+from fleet.frozen import FrozenWatch
 from fleet.gpu_judge import GpuJudge
 from fleet.health import NAN, Condition, Held, Severity, State, Thresholds, Verdict, clock_time
 from fleet.health_memory import Roster, SiteCells, padded
@@ -30,6 +31,7 @@ class Evaluator:
         self._nodes = NodeJudge(Kind.NODE, thresholds)
         self._sites = SiteJudge(Kind.SITE, thresholds)
         self._judges: Mapping[Kind, Judge] = {Kind.GPU: self._gpus, Kind.NODE: self._nodes, Kind.SITE: self._sites}
+        self._frozen = FrozenWatch(thresholds)
         self._regions: dict[int, Condition] = {}
         self._homes: tuple[NDArray[np.int32], NDArray[np.int32]] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
         self._gpus_of: dict[int, list[int]] = {}
@@ -70,6 +72,8 @@ class Evaluator:
         objects.held.setdefault(row, {})[condition.code] = Held(condition, condition.last_at, condition.samples, True)
         if kind is Kind.GPU:
             self._gpus.seed(row, condition)
+        if kind is Kind.NODE and condition.code == "exporter_frozen":
+            self._frozen.seed(row, condition.since)
 
     def seed_region_finding(self, region_id: int, condition: Condition) -> None:
         self._regions[region_id] = condition
@@ -163,6 +167,7 @@ class Evaluator:
         )
         with np.errstate(invalid="ignore"):
             fresh = now - gpu_at <= self.thresholds.unknown_seconds
+        self._frozen.update(live, now=now, gpu_fresh=fresh, exporter_fresh=contact.exporter_fresh)
         on_node = live.gpu_node_row >= 0
         node_gpus = np.bincount(live.gpu_node_row[live.gpu_active & on_node], minlength=nodes)
         said = padded(roster.expected_gpus, nodes, np.nan)
@@ -178,6 +183,8 @@ class Evaluator:
             node_gpus=node_gpus,
             node_expected=np.where(np.isnan(said), node_gpus, said).astype(np.int64) * live.node_active,
             has_agent=has_agent,
+            node_frozen_since=self._frozen.node_since,
+            gpu_frozen=fresh & on_node & ~np.isnan(self._frozen.node_since)[np.maximum(live.gpu_node_row, 0)],
         )
 
     # Regions

@@ -81,8 +81,9 @@ class GpuJudge(Judge):
         slowdown = padded(view.roster.slowdown_celsius, count, np.nan)
         self._signs = padded(self._signs, count, 0)
         signs, judged, margin = self._read_signs(view, slowdown)
-        self._signs = np.where(view.gpu_fresh, (signs & judged) | (self._signs & ~judged), self._signs).astype(np.int32)
-        judged = np.where(view.gpu_fresh, judged, 0).astype(np.int32)
+        read = view.gpu_fresh & ~view.gpu_frozen
+        self._signs = np.where(read, (signs & judged) | (self._signs & ~judged), self._signs).astype(np.int32)
+        judged = np.where(read, judged, 0).astype(np.int32)
         words = self._agent_words(view, node_of, gpus_of)
         with np.errstate(invalid="ignore"):
             stopped = ~view.gpu_fresh & (contact.exporter_at[node_of] > view.gpu_at + thresholds.together_seconds)
@@ -97,6 +98,7 @@ class GpuJudge(Judge):
             | words.astype(np.int64) << 7
             | self._signs.astype(np.int64) << 10
             | judged.astype(np.int64) << 20
+            | view.gpu_frozen.astype(np.int64) << 30
         )
         self._touched |= touched
         self.objects.judge_again(touched)
@@ -136,6 +138,7 @@ class GpuJudge(Judge):
                 ecc_dbe_total=float(values["ecc_dbe_total"][row]),
                 nvlink_rise=float(self._rising[Sign.NVLINK_ERRORS][1].rise[row]),
                 pcie_rise=float(self._rising[Sign.PCIE_REPLAY][1].rise[row]),
+                frozen_since=float(view.node_frozen_since[node]) if view.gpu_frozen[row] else NAN,
                 sign_times=self._rise_times(row, signs_here) if signs_here else {},
             )
             found, undecided = gpu_conditions(facts, thresholds)

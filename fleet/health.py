@@ -84,6 +84,9 @@ class Thresholds:
     profiling_idle_ratio: float = 0.001
     flapping_changes: int = 6
     flapping_window_seconds: float = 900.0
+    frozen_intervals: float = 6.0  # an energy counter that stands for so long (and for `frozen_least_seconds`) is not read anew
+    frozen_least_seconds: float = 60.0
+    frozen_intervals_without_energy: float = 20.0  # the same of power, temperature and clock, where no energy is reported
 
     @property
     def stale_seconds(self) -> float:
@@ -101,6 +104,14 @@ class Thresholds:
     def together_seconds(self) -> float:
         """Last words of things behind one cut differ by no more than this."""
         return 1.5 * max(self.interval_seconds, self.heartbeat_seconds)
+
+    @property
+    def frozen_seconds(self) -> float:
+        return max(self.frozen_least_seconds, self.frozen_intervals * self.interval_seconds)
+
+    @property
+    def frozen_seconds_without_energy(self) -> float:
+        return max(self.frozen_least_seconds, self.frozen_intervals_without_energy * self.interval_seconds)
 
     @property
     def recover_seconds(self) -> float:
@@ -184,6 +195,7 @@ class GpuFacts:
     ecc_dbe_total: float = NAN
     nvlink_rise: float = NAN
     pcie_rise: float = NAN
+    frozen_since: float = NAN  # its node's exporter repeats the readings of that time
     sign_times: Mapping[int, float] = field(default_factory=dict)  # when a counted sign was last raised, where that differs from `sampled_at`
 
 
@@ -205,6 +217,7 @@ class NodeFacts:
     is_mismatch: bool = False
     driver_fault_at: float = NAN
     profiling_suspects: Sequence[str] = ()
+    frozen_since: float = NAN  # its exporter repeats the readings of that time
     maintenance: Maintenance | None = None
     only_node: bool = True
 
@@ -337,6 +350,9 @@ def gpu_verdict(facts: GpuFacts, conditions: Sequence[Condition], before: Verdic
     if facts.agent is AgentWord.UNKNOWN:
         detail = facts.agent_detail or "it cannot ask the driver"
         return Verdict(State.UNKNOWN, facts.agent_cause, _cut(f"The node's agent cannot say how this GPU is: {detail}."), facts.agent_at)
+    if is_known(facts.frozen_since):
+        why = f"No new data since {clock_time(facts.frozen_since)}: its node's GPU exporter repeats the readings of that time."
+        return Verdict(State.UNKNOWN, "exporter_frozen", why, facts.frozen_since)
     if worst is not None and worst.state is not State.OK:
         return _of(worst)
     why = f"Reports; noted: {worst.why}" if worst is not None else "Reports, and nothing is found."
@@ -426,7 +442,7 @@ def site_verdict(facts: SiteFacts, conditions: Sequence[Condition], nodes: Seque
     return Verdict(State.OK, "ok", f"{facts.gpus_reporting} of {facts.gpus_expected} GPUs report, and nothing is found.", facts.contact_at)
 
 
-_NODE_CAUSES = frozenset({"node_down", "exporter_down", "driver_mismatch", "region_silent"})
+_NODE_CAUSES = frozenset({"node_down", "exporter_down", "exporter_frozen", "driver_mismatch", "region_silent"})
 
 
 def _roll_up(children: Sequence[Child], noun: str, at: float) -> Verdict | None:
@@ -439,7 +455,7 @@ def _roll_up(children: Sequence[Child], noun: str, at: float) -> Verdict | None:
     same = [child for child in bad if child.verdict.state is worst.verdict.state]
     everything = len(same) == len(judged)
     state = worst.verdict.state if everything and worst.verdict.state in (State.DOWN, State.UNKNOWN) else State.DEGRADED
-    if everything and worst.verdict.cause in ("exporter_down", "series_missing"):
+    if everything and worst.verdict.cause in ("exporter_down", "exporter_frozen", "series_missing"):
         state = State.DEGRADED
     count = f"{len(same)} of {len(judged)} {noun}s {worst.verdict.state.value}: " if len(judged) > 1 else ""
     since = max(child.verdict.since for child in same) if state is not State.DEGRADED else min(child.verdict.since for child in bad)

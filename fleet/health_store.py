@@ -42,6 +42,7 @@ CODES = frozenset(SIGN_OF_CODE) | {
     "driver_error",
     "driver_mismatch",
     "exporter_down",
+    "exporter_frozen",
     "flapping",
     "gpu_count",
     "gpu_lost",

@@ -56,6 +56,8 @@ class View:
     node_gpus: NDArray[np.int64]  # active GPUs of each node
     node_expected: NDArray[np.int64]
     has_agent: Flags
+    node_frozen_since: Floats  # NaN: its exporter reads anew
+    gpu_frozen: Flags  # fresh, yet its node's exporter repeats old readings
 
     def recent(self, field: str, seconds: float) -> Floats:
         """[g] values of a field that are not older than `seconds`, else NaN."""
@@ -178,6 +180,7 @@ class NodeJudge(Judge):
             | np.minimum(view.node_expected, 255) << 16
             | np.minimum(suspects, 255) << 24
             | view.has_agent.astype(np.int64) << 32
+            | (~np.isnan(view.node_frozen_since)).astype(np.int64) << 33
         )
         self.objects.judge_again(int(live.gpu_node_row[row]) for row in moved_gpus)
         may = live.node_active & (contact.exporter_fresh | (contact.node == CODE[Contact.NEVER])) if view.listening else live.node_active
@@ -201,6 +204,7 @@ class NodeJudge(Judge):
                 is_mismatch=fault is not None and fault.is_mismatch,
                 driver_fault_at=fault.since if fault is not None else NAN,
                 profiling_suspects=[live.gpu_uuid[gpu] for gpu in gpus if suspect[gpu]] if suspects[row] else (),
+                frozen_since=float(view.node_frozen_since[row]),
                 maintenance=view.roster.node_maintenance.get(row),
                 only_node=bool(only[row]),
             )
@@ -286,10 +290,10 @@ class SiteJudge(Judge):
         self.cells = cells
 
     def _roll_up(self, view: View) -> SiteCells:
-        """What each site shows, [m]. Sums and means are over GPUs with a fresh value."""
+        """What each site shows, [m]. Sums and means are over GPUs with a fresh value that no frozen exporter repeats."""
         live, contact, count = view.live, view.contact, len(view.live.site_code)
         site_of = live.gpu_site_row
-        counted = view.gpu_fresh & (site_of >= 0)
+        counted = view.gpu_fresh & ~view.gpu_frozen & (site_of >= 0)
         sums: dict[str, Floats] = {}
         for name in ("power_watts", "utilization_ratio"):
             values = view.recent(name, self.thresholds.unknown_seconds)

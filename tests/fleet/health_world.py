@@ -15,6 +15,7 @@ from fleet.telemetry import GPU_FIELD_INDEX, XidChange, XidCount
 
 INTERVAL = 10.0
 THRESHOLDS = Thresholds(interval_seconds=INTERVAL, heartbeat_seconds=10.0)
+ENERGY_AT_START = 5e9
 START = 1_795_168_800.0  # 2026-11-20T10:00:00Z
 HEALTHY: dict[str, float] = {
     "gpu_temperature_celsius": 60.0,
@@ -73,11 +74,11 @@ class World:
         return other
 
     def scrape(self, gpus: Iterable[Gpu | str] | None = None, *, at: float | None = None, up: bool = True, **values: float | None) -> None:
-        """A scrape of these GPUs (all by default) at `at` (now): healthy values with the given ones over them; None is a series that is missing."""
+        """A scrape of these GPUs (all by default) at `at` (now): healthy values (energy rises) with the given ones over them; None: that series is missing."""
         at = self.now if at is None else at
         uuids = list(self.live.gpu_row_of) if gpus is None else [gpu if isinstance(gpu, str) else gpu.uuid for gpu in gpus]
         rows = [self.live.gpu_row_of[uuid] for uuid in uuids]
-        for name, value in {**HEALTHY, **values}.items():
+        for name, value in {"energy_joules": ENERGY_AT_START + HEALTHY["power_watts"] * (at - START), **HEALTHY, **values}.items():
             if value is not None:
                 self.live.gpu_values[GPU_FIELD_INDEX[name], rows] = value
                 self.live.gpu_times[GPU_FIELD_INDEX[name], rows] = at

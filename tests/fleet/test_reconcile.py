@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.apps import apps
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -252,7 +253,7 @@ def test_a_workload_ends_with_its_slice() -> None:
     gpu = make_gpu(mig_enabled=True)
     pods = [WorkloadFacts(gpu.uuid, 7, "a", "p", "c", Sharing.MIG)]
     reconcile_agent_report(gpu.node_id, report(T0, gpu_facts(gpu.uuid, mig_enabled=True, slices=ONES), workloads=pods), T0)
-    assert Workload.objects.running().get().slice.gpu_instance_id == 7
+    assert Workload.objects.running().get(slice__gpu_instance_id=7)
     layout = (slice_facts(1, "4g.40gb", 0, 4), slice_facts(2, "3g.40gb", 4, 4))
     reconcile_agent_report(gpu.node_id, report(T0 + MINUTE, gpu_facts(gpu.uuid, mig_enabled=True, slices=layout)), T0 + MINUTE)
     assert Workload.objects.get().ended_at == T0 + MINUTE
@@ -276,5 +277,5 @@ def test_an_unchanged_report_costs_the_same_for_one_gpu_and_eight() -> None:
 def test_history_names_the_source() -> None:
     gpu = make_gpu(index=3)
     reconcile_agent_report(gpu.node_id, report(T0, gpu_facts(gpu.uuid, 5)), T0)
-    event = gpu.events.order_by("pgh_id").last()
+    event = apps.get_model("fleet", "GpuEvent").objects.filter(pgh_obj=gpu).order_by("pgh_id").last()
     assert (event.index, event.pgh_context.metadata["source"]) == (5, "agent")

@@ -13,7 +13,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import QuerySet
 
 from console.models import ApiToken, RoleGrant, User
-from fleet.models import Gpu, Node, Region, Site, Workload
+from fleet.models import Gpu, Job, Node, Region, Site, Workload
 from tenants.models import Membership
 
 
@@ -97,6 +97,11 @@ class Access:
         if self.region_ranks:
             return Workload.objects.filter(gpu__node__site__region_id__in=self.region_ranks)
         return Workload.objects.filter(tenant_key__in=self.tenant_keys) if self.tenant_keys else Workload.objects.none()
+
+    def jobs(self) -> QuerySet[Job]:
+        """One's own; administrators of the fleet see everybody's."""
+        found = Job.objects.select_related("owner")
+        return found if self.may(Right.ADMINISTER) else found.filter(owner_id=self.user_id or 0)
 
 
 NOBODY = Access(user_id=None, fleet_rank=0, region_ranks={}, tenant_keys=frozenset(), tenant_admin_keys=frozenset())

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from django.utils.translation import gettext as _
 
-from fleet.panels import PanelData
+from fleet.telemetry.panels import PanelData
 
 
 @dataclass(frozen=True)

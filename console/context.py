@@ -1,5 +1,6 @@
 """What the frame of every page needs: navigation, appearance, access."""
 
+import time
 from typing import Any
 
 from django.http import HttpRequest
@@ -8,6 +9,7 @@ from console.access import Right
 from console.guards import request_access
 from console.models import User
 from console.navigation import pages_for
+from console.session_end import seconds_left
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
@@ -21,5 +23,6 @@ def frame(request: HttpRequest) -> dict[str, Any]:
         "single_letter_keys": user.single_letter_keys,
         "access": access,
         "nav_items": pages_for(access),
+        "session_left": seconds_left(request, now=time.time()),
         "may_import": access.may_anywhere(Right.IMPORT),
     }

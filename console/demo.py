@@ -9,12 +9,13 @@ from typing import Any
 from django.conf import settings
 
 from console.models import RoleGrant, User
-from fleet import jobs, signing
-from fleet.enrolment import issue_bundles
-from fleet.inventory_import import pipeline
+from fleet import jobs
+from fleet.agents.enrolment import issue_bundles
+from fleet.control import signing
+from fleet.inventory.importing import pipeline
 from fleet.job_kinds import runner_of
 from fleet.models import AgentIdentity, Area, InventoryImport, Node, Region, Sender
-from fleet.senders import create_sender, rotate_token, verify_token
+from fleet.telemetry.senders import create_sender, rotate_token, verify_token
 from tenants.models import Membership, NamespaceMapping, Tenant
 
 ROLES = {

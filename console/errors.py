@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from http import HTTPStatus
 
 import structlog
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
 from console.guards import MissingRight
+
+RETRY_SECONDS = 5
 
 
 def problem_id(request: HttpRequest) -> str:
@@ -41,12 +45,19 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Rendered without the database and without context processors: they may be what failed."""
-    title, text = _("Something failed on our side"), _("The fault is logged under the problem id below. Nothing was half done.")
+    """500, or 503 where it was the database. Rendered without the database and without context processors: they may be what failed."""
+    if isinstance(sys.exc_info()[1], OperationalError | InterfaceError):
+        status, title, text = 503, _("The database does not answer"), _("Nothing was changed. The sites and their radio go on. Try again in some seconds.")
+    else:
+        status, title, text = 500, _("Something failed on our side"), _("The fault is logged under the problem id below. Nothing was half done.")
     if request.path.startswith("/api/"):
-        return _problem(500, title, text, problem_id(request))
-    html = render_to_string("errors/bare.html", {"status": 500, "heading": title, "text": text, "problem_id": problem_id(request)})
-    return HttpResponse(html, status=500)
+        response: HttpResponse = _problem(status, title, text, problem_id(request))
+    else:
+        html = render_to_string("errors/bare.html", {"status": status, "heading": title, "text": text, "problem_id": problem_id(request)})
+        response = HttpResponse(html, status=status)
+    if status == 503:
+        response["Retry-After"] = str(RETRY_SECONDS)
+    return response
 
 
 def too_many_requests(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:

@@ -9,8 +9,8 @@ from datetime import datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from fleet.health.xid import table
 from fleet.models import Gpu, HealthState, HealthTransition, ObjectKind, Policy, XidEvent
-from fleet.xid import table
 
 SHOWN = 30
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django.core.exceptions import BadRequest
 from django.db.models import ForeignKey, Model
+from django.http import HttpRequest
+from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from console.models import User
@@ -35,9 +38,20 @@ class HistoryEntry:
     changes: list[Change] = field(default_factory=list)
 
 
-def history_of(row: Model, *, kind: str = "", key: str = "", limit: int = LIMIT) -> list[HistoryEntry]:
-    """The newest `limit` entries of a tracked row, and of the audit when `kind` and `key` name the object. Newest first."""
-    events = list(row.events.select_related("pgh_context").order_by("-pgh_id")[: limit + 1])  # type: ignore[attr-defined]
+def read_before(text: str) -> datetime | None:
+    """The time that a page or request gives as the end of the history; None for none. ValueError when it is not an ISO 8601 time with its zone."""
+    if not text:
+        return None
+    found = parse_datetime(text)
+    if found is None or found.tzinfo is None:
+        raise ValueError("A time as in ISO 8601, with its zone.")
+    return found
+
+
+def history_of(row: Model, *, kind: str = "", key: str = "", before: datetime | None = None, limit: int = LIMIT) -> list[HistoryEntry]:
+    """The newest `limit` entries of a tracked row, and of the audit when `kind` and `key` name the object; only those before that time. Newest first."""
+    versions = row.events.select_related("pgh_context").order_by("-pgh_id")  # type: ignore[attr-defined]
+    events = list((versions.filter(pgh_created_at__lt=before) if before else versions)[: limit + 1])
     names = _user_names(events)
     fields = [column for column in row._meta.concrete_fields if any(column.name == known.name for known in events[0]._meta.concrete_fields)] if events else []
     labels = _labels(fields, events)
@@ -47,13 +61,14 @@ def history_of(row: Model, *, kind: str = "", key: str = "", limit: int = LIMIT)
             who=_who(event, names),
             what=_WORDS.get(event.pgh_label, event.pgh_label),
             reason=str((event.pgh_context.metadata if event.pgh_context else {}).get("reason", "")),
-            changes=_changes(fields, before, event, labels),
+            changes=_changes(fields, previous, event, labels),
         )
-        for event, before in zip(events[:limit], [*events[1:], None], strict=False)
+        for event, previous in zip(events[:limit], [*events[1:], None], strict=False)
     ]
     entries = [entry for entry in entries if entry.changes or entry.what != "changed"]
     if kind:
-        acts = AuditEntry.objects.filter(kind=kind, object_key=key).order_by("-at")[:limit]
+        audited = AuditEntry.objects.filter(kind=kind, object_key=key).order_by("-at")
+        acts = (audited.filter(at__lt=before) if before else audited)[:limit]
         entries += [
             HistoryEntry(
                 at=act.at,
@@ -66,6 +81,15 @@ def history_of(row: Model, *, kind: str = "", key: str = "", limit: int = LIMIT)
         ]
         entries.sort(key=lambda entry: entry.at, reverse=True)
     return entries[:limit]
+
+
+def history_context(request: HttpRequest, row: Model, *, kind: str, key: str) -> dict[str, Any]:
+    """What `components/history.html` shows of the object; `?history_before=` goes on to what is older."""
+    try:
+        before = read_before(request.GET.get("history_before", ""))
+    except ValueError as error:
+        raise BadRequest from error
+    return {"history": history_of(row, kind=kind, key=key, before=before), "history_before": before, "history_limit": LIMIT}
 
 
 def _user_names(events: Iterable[Any]) -> dict[int, str]:

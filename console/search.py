@@ -9,7 +9,7 @@ from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 from django.urls import reverse
 
 from console.access import Access
-from fleet.models import Gpu, Node, Site
+from fleet.models import Gpu, Node, Site, Workload
 
 KINDS = ("site", "node", "gpu", "workload", "region")
 
@@ -35,22 +35,22 @@ def suggest(access: Access, text: str, *, kinds: Iterable[str] = KINDS, limit: i
     return [hit for _, _, hit in found[:limit]]
 
 
-def _ranked(queryset: QuerySet, field: str, text: str, also: Q) -> QuerySet:
-    """Rows whose `field` or others match, with `rank`: 0 exact, 1 begins so, 2 contains it."""
-    matching = queryset.filter(Q(**{f"{field}__icontains": text}) | also)
+def _ranked(queryset: QuerySet, field: str, text: str, also: Q, limit: int) -> QuerySet:
+    """The best `limit` rows whose `field` or others match, with `rank`: 0 exact, 1 begins so, 2 contains it. Joins are made for these alone."""
     rank = Case(
         When(**{f"{field}__iexact": text}, then=Value(0)), When(**{f"{field}__istartswith": text}, then=Value(1)), default=Value(2), output_field=IntegerField()
     )
-    return matching.annotate(rank=rank).order_by("rank", field)
+    best = queryset.filter(Q(**{f"{field}__icontains": text}) | also).annotate(rank=rank).order_by("rank", field).values("pk")[:limit]
+    return queryset.model._default_manager.filter(pk__in=best).annotate(rank=rank).order_by("rank", field)
 
 
 def _sites(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
-    rows = _ranked(access.sites(), "code", text, Q(name__icontains=text)).select_related("region", "health")[:limit]
+    rows = _ranked(access.sites(), "code", text, Q(name__icontains=text), limit).select_related("region", "health")
     return [(row.rank, Hit("site", f"{row.code} {row.name}", row.region.name, reverse("site", args=[row.code]), _state(row), row.code)) for row in rows]
 
 
 def _nodes(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
-    rows = _ranked(access.nodes().filter(retired_at__isnull=True), "host_name", text, Q()).select_related("site", "health")[:limit]
+    rows = _ranked(access.nodes().filter(retired_at__isnull=True), "host_name", text, Q(), limit).select_related("site", "health")
     return [(row.rank, Hit("node", row.host_name, row.site.code, reverse("node", args=[row.pk]), _state(row), row.host_name)) for row in rows]
 
 
@@ -69,14 +69,15 @@ def _gpus(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
 
 
 def _regions(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
-    rows = _ranked(access.regions(), "slug", text, Q(name__icontains=text)).select_related("area")[:limit]
+    rows = _ranked(access.regions(), "slug", text, Q(name__icontains=text), limit).select_related("area")
     return [(row.rank, Hit("region", row.name, row.area.name, reverse("region", args=[row.slug]), key=row.slug)) for row in rows]
 
 
 def _workloads(access: Access, text: str, limit: int) -> list[tuple[int, Hit]]:
     """Running ones, by pod or namespace; they are shown on their GPU's page."""
-    matching = access.workloads().filter(ended_at__isnull=True).filter(Q(pod__icontains=text) | Q(namespace__iexact=text))
-    rows = matching.select_related("gpu__node__site").order_by("pod", "pk")[:limit]
+    matching = access.workloads().running().filter(Q(pod__icontains=text) | Q(namespace=text.lower()))
+    best = matching.order_by("pod", "pk").values("pk")[:limit]
+    rows = Workload.objects.filter(pk__in=best).select_related("gpu__node__site").order_by("pod", "pk")
     return [
         (
             0 if row.pod == text else 2,

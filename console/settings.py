@@ -34,6 +34,7 @@ INSTALLED_APPS = [
     "fleet",
     "django.contrib.contenttypes",
     "django.contrib.auth",
+    "django.contrib.postgres",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
@@ -69,6 +70,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "console.wall_session.WallSessionMiddleware",
+    "console.session_end.SessionEndMiddleware",
     "console.middleware.TimeZoneMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "allauth.usersessions.middleware.UserSessionsMiddleware",
@@ -166,7 +168,11 @@ CSRF_FAILURE_VIEW = "console.errors.csrf_failure"
 ACCOUNT_RATE_LIMITS = {"login": "30/m/ip", "login_failed": "10/m/ip,5/5m/key"}
 USERSESSIONS_TRACK_ACTIVITY = True
 SESSION_ENGINE = "django.contrib.sessions.backends.db"
+# MASTHEAD_SESSION_SECONDS: how long a sign-in of the NOC lasts without an act; MASTHEAD_TENANT_SESSION_SECONDS: the same for everybody else;
+# MASTHEAD_SESSION_ABSOLUTE_SECONDS: when it ends at the latest.
 SESSION_COOKIE_AGE = env_int("MASTHEAD_SESSION_SECONDS", 12 * 3600, minimum=300)
+TENANT_SESSION_SECONDS = env_int("MASTHEAD_TENANT_SESSION_SECONDS", 30 * 60, minimum=300)
+SESSION_ABSOLUTE_SECONDS = env_int("MASTHEAD_SESSION_ABSOLUTE_SECONDS", 24 * 3600, minimum=300)
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 # MASTHEAD_INSECURE_HTTP: true serves plain http (one machine, a demo). Otherwise cookies are Secure and http is redirected.

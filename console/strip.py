@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from fleet.catalogue import SKUS
-from fleet.mig import POSITIONS, Placement, Purpose, Span, what_still_fits
+from fleet.inventory.mig import POSITIONS, Placement, Purpose, Span, what_still_fits
 from fleet.models import Gpu, MigSlice, ProtectedPlacement, Workload
 
 

@@ -13,6 +13,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from console.access import Access
+from fleet.health.xid import xid_of_code
 from fleet.models import DataQuality, Finding, HealthState, MaintenanceWindow, ObjectKind, Region, Site
 
 STATE_ORDER = (HealthState.DOWN, HealthState.UNKNOWN, HealthState.DEGRADED, HealthState.MAINTENANCE, HealthState.OK)
@@ -34,28 +35,35 @@ CAUSE_WORDS: dict[str, str | Promise] = {
     "ecc_double_bit": _("Double-bit ECC error"),
     "exporter_down": _("Exporter down"),
     "exporter_frozen": _("Exporter frozen"),
+    "flapping": _("State changes too often"),
     "gpu_count": _("GPU count differs from expected"),
     "gpu_lost": _("GPU lost"),
+    "gpu_missing": _("GPU missing"),
     "hw_power_brake": _("Power brake"),
     "hw_slowdown": _("Hardware slowdown"),
     "hw_thermal_slowdown": _("Thermal throttling"),
+    "mig_drift": _("MIG layout differs from the wanted one"),
     "node_down": _("Node down"),
     "nvlink_errors": _("NVLink errors"),
     "out_of_contact": _("Out of contact"),
     "pcie_replay": _("PCIe replays"),
     "profiling_suspect": _("Profiling counters stuck at 0"),
+    "region_silent": _("Region silent"),
     "reset_required": _("GPU needs a reset"),
     "row_remap_failure": _("Row remap failed"),
     "row_remap_pending": _("Row remap waits for a reset"),
     "series_missing": _("Series missing"),
     "sw_thermal_slowdown": _("Software thermal slowdown"),
     "thermal_margin_low": _("Thermal margin low"),
-    "xid": _("XID error"),
+    "unexpected_gpu": _("GPU that nobody listed"),
 }
 
 
 def cause_words(code: str) -> str:
     """Words of a finding's code; a code without words reads as itself."""
+    xid = xid_of_code(code)
+    if xid is not None:
+        return f"XID {xid}"
     found = CAUSE_WORDS.get(code)
     return str(found) if found is not None else code.replace("_", " ").capitalize()
 
@@ -189,7 +197,7 @@ def finding_groups(scope: Scope, limit: int) -> tuple[list[FindingGroup], int]:
     rank = Case(*(When(severity=severity, then=Value(order)) for order, severity in enumerate(SEVERITY_ORDER)), default=Value(9), output_field=IntegerField())
     rows = list(
         scope.findings()
-        .values("code", "evidence__xid")
+        .values("code")
         .annotate(
             rank=Min(rank),
             site_count=Count("site", distinct=True),
@@ -209,13 +217,10 @@ def finding_groups(scope: Scope, limit: int) -> tuple[list[FindingGroup], int]:
         if example is None:  # ended in between
             continue
         severity = SEVERITY_ORDER[row["rank"]] if row["rank"] < len(SEVERITY_ORDER) else Finding.Severity.INDETERMINATE
-        title = cause_words(row["code"])
-        if row["code"] == "xid" and row["evidence__xid"] is not None:
-            title = f"XID {row['evidence__xid']}"
         groups.append(
             FindingGroup(
                 code=row["code"],
-                title=title,
+                title=cause_words(row["code"]),
                 state=SEVERITY_STATE[severity].value,
                 severity=str(severity.label),
                 sites=row["site_count"],

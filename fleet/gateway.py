@@ -22,10 +22,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest  # noqa:
 
 from agent.protocol import CloseCode, EnrolRequest, ProtocolError  # noqa: E402
 from agent.protocol.enrolment import MAX_ENROL_BYTES  # noqa: E402
-from fleet.enrolment import EnrolmentRefused  # noqa: E402
-from fleet.gateway_hub import Hub  # noqa: E402
-from fleet.gateway_session import Event, Receive, Send, Session  # noqa: E402
-from fleet.gateway_store import DatabaseAway  # noqa: E402
+from fleet.agents.enrolment import EnrolmentRefused  # noqa: E402
+from fleet.agents.hub import Hub  # noqa: E402
+from fleet.agents.session import Event, Receive, Send, Session  # noqa: E402
+from fleet.agents.store import DatabaseAway  # noqa: E402
 
 log = structlog.get_logger(__name__)
 DESCRIPTORS = 65_536

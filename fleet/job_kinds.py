@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fleet.inventory_import.pipeline import IMPORT, UNDO, run_import, run_undo
+from fleet.inventory.importing.pipeline import IMPORT, UNDO, run_import, run_undo
 from fleet.jobs import JobFailed, Runner
 
 RUNNERS: Mapping[str, Runner] = {IMPORT: run_import, UNDO: run_undo}

@@ -15,11 +15,11 @@ from typing import Any
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from fleet.ingest import Ingest
-from fleet.protobuf_wire import DecodeError
-from fleet.remote_write_decoder import TooLarge, inflate
-from fleet.resolver import SenderScope
-from fleet.senders import SenderDirectory
+from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.protobuf_wire import DecodeError
+from fleet.telemetry.remote_write_decoder import TooLarge, inflate
+from fleet.telemetry.resolver import SenderScope
+from fleet.telemetry.senders import SenderDirectory
 
 log = structlog.get_logger(__name__)
 

@@ -3,8 +3,10 @@
 from celery import shared_task
 from django.utils import timezone
 
-from fleet import desired_state, jobs, pull
+from fleet import jobs
+from fleet.control import desired_state
 from fleet.job_kinds import runner_of
+from fleet.telemetry import pull
 
 
 @shared_task(name=jobs.TASK_NAME)

@@ -20,9 +20,9 @@ from console.api.base import ApiView, ApiViewSet
 from console.api.controls import user_of
 from console.api.problems import Conflict, SourceUnavailable, request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
-from fleet import enrolment
+from fleet.agents import enrolment
+from fleet.control.signing import SigningUnavailable
 from fleet.models import KeyChangeRequest
-from fleet.signing import SigningUnavailable
 
 MOST_BUNDLES = 1000
 

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from console.api.problems import SourceUnavailable
 from console.views.charts import chart
 from fleet.models import Gpu
-from fleet.panels import PANELS, RANGES
+from fleet.telemetry.panels import PANELS, RANGES
 
 CHART_PATH = r"charts/(?P<panel>[a-z_]+)"
 chart_schema = extend_schema(

@@ -19,9 +19,9 @@ from console.api.base import ApiView, ApiViewSet
 from console.api.problems import Conflict, SourceUnavailable, Unprocessable, request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from console.filters import AnyOfFilter
-from fleet import controls
+from fleet.control import controls
+from fleet.control.signing import SigningUnavailable
 from fleet.models import Gpu, ObjectKind, ObservedControl, Policy
-from fleet.signing import SigningUnavailable
 
 IDEMPOTENCY_KEY = OpenApiParameter(
     "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER, required=True, description="1 to 80 characters; the same key with the same body acts once."

@@ -15,7 +15,7 @@ from console.api.nodes import NodeViewSet
 from console.api.pagination import KeysetPagination
 from console.api.places import SiteViewSet
 from console.downloads import download
-from fleet.export import CONTENT_TYPES, About, export_rows, file_name
+from fleet.inventory.export import CONTENT_TYPES, About, export_rows, file_name
 
 _MEDIA_TYPES = [content_type.split(";")[0] for content_type in CONTENT_TYPES.values()]
 

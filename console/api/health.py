@@ -17,7 +17,7 @@ from console.api.base import ApiViewSet
 from console.api.problems import request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer
 from console.filters import AnyOfFilter
-from fleet import clearing
+from fleet.health import clearing
 from fleet.models import DataQuality, Disagreement, Finding, GpuHealth, HealthState, HealthTransition, NodeHealth, SiteHealth, XidEvent
 
 NEVER = {"state": HealthState.UNKNOWN.value, "since": None, "cause": "never_reported", "why": "Has never reported."}

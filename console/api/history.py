@@ -10,7 +10,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from console.history import LIMIT, history_of
+from console.history import LIMIT, history_of, read_before
 
 LARGEST = 500
 
@@ -39,18 +39,25 @@ class HistoryMixin:
     history_kind: ClassVar[str]
 
     @extend_schema(
-        parameters=[OpenApiParameter("limit", OpenApiTypes.INT, description=f"Newest entries, 1 to {LARGEST}; by default {LIMIT}.")],
+        parameters=[
+            OpenApiParameter("limit", OpenApiTypes.INT, description=f"Newest entries, 1 to {LARGEST}; by default {LIMIT}."),
+            OpenApiParameter("before", OpenApiTypes.DATETIME, description="Only entries before this time: `at` of the last one read, to go on."),
+        ],
         responses=HistorySerializer,
     )
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
     def history(self, request: Request, **kwargs: Any) -> Response:
         """Who changed what, when and why, newest first."""
         view: Any = self
-        view.extra_parameters = ("limit",)
+        view.extra_parameters = ("limit", "before")
         instance = view.get_object()
         text = request.query_params.get("limit", str(LIMIT))
         if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= LARGEST):
             raise ValidationError({"limit": f"A whole number from 1 to {LARGEST}."})
+        try:
+            before = read_before(request.query_params.get("before", ""))
+        except ValueError as error:
+            raise ValidationError({"before": str(error)}) from error
         key = str(getattr(instance, view.lookup_field))
-        entries = history_of(instance, kind=self.history_kind, key=key, limit=int(text))
+        entries = history_of(instance, kind=self.history_kind, key=key, before=before, limit=int(text))
         return Response(HistorySerializer({"results": entries}).data)

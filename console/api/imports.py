@@ -18,15 +18,15 @@ from rest_framework.response import Response
 
 from console.access import Access, Right
 from console.api.base import ApiViewSet
-from console.api.jobs import JobSerializer, accepted, visible_jobs
+from console.api.jobs import JobSerializer, accepted
 from console.api.problems import Conflict
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictJSONParser, StrictSerializer, TooLarge, refuse_unusable
 from console.downloads import download
 from console.filters import AnyOfFilter, choice_boxes
 from fleet import jobs
-from fleet.inventory_import import pipeline
-from fleet.inventory_import.columns import KINDS
-from fleet.inventory_import.read import FORMATS, MAX_BYTES, UnreadableFile
+from fleet.inventory.importing import pipeline
+from fleet.inventory.importing.columns import KINDS
+from fleet.inventory.importing.read import FORMATS, MAX_BYTES, UnreadableFile
 from fleet.models import ImportRow, InventoryImport, Job
 
 _FORM_OVERHEAD = 1024 * 1024  # of the other parts of the upload
@@ -34,7 +34,7 @@ _FORM_OVERHEAD = 1024 * 1024  # of the other parts of the upload
 
 def visible_imports(access: Access) -> QuerySet[InventoryImport]:
     """One's own; administrators of the fleet see everybody's. Without the file, which may be large."""
-    return InventoryImport.objects.filter(job__in=visible_jobs(access)).select_related("job__owner", "decided_by").defer("content")
+    return InventoryImport.objects.filter(job__in=access.jobs()).select_related("job__owner", "decided_by").defer("content")
 
 
 def refused(act: Any) -> Any:

@@ -13,19 +13,12 @@ from rest_framework.generics import get_object_or_404
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from console.access import Access, Right
 from console.api.base import ApiViewSet
 from console.api.problems import Conflict
 from console.api.strict import ReadOnlySerializer
 from console.filters import AnyOfFilter, choice_boxes
 from fleet import jobs
 from fleet.models import Job, JobLogLine
-
-
-def visible_jobs(access: Access) -> QuerySet[Job]:
-    """One's own; administrators of the fleet see everybody's."""
-    found = Job.objects.select_related("owner")
-    return found if access.may(Right.ADMINISTER) else found.filter(owner_id=access.user_id or 0)
 
 
 class JobFilter(django_filters.FilterSet):
@@ -82,7 +75,7 @@ class JobViewSet(ApiViewSet):
     default_ordering = "-created_at"
 
     def get_queryset(self) -> QuerySet[Job]:
-        return visible_jobs(self.access)
+        return self.access.jobs()
 
     @extend_schema(request=None, responses=JobSerializer)
     @action(detail=True, methods=["post"], filter_backends=[], pagination_class=None)
@@ -109,4 +102,4 @@ class JobLogViewSet(ApiViewSet):
     queryset = JobLogLine.objects.none()
 
     def get_queryset(self) -> QuerySet[JobLogLine]:
-        return JobLogLine.objects.filter(job=get_object_or_404(visible_jobs(self.access), pk=self.kwargs["job"]))
+        return JobLogLine.objects.filter(job=get_object_or_404(self.access.jobs(), pk=self.kwargs["job"]))

@@ -3,7 +3,8 @@
 from typing import Any
 
 import django_filters
-from django.db.models import Q, QuerySet
+from django.db.models import CharField, Q, QuerySet
+from django.db.models.functions import Cast
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -17,7 +18,7 @@ from console.api.base import ApiViewSet
 from console.api.problems import request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from console.filters import AnyOfFilter
-from fleet import maintenance
+from fleet.health import maintenance
 from fleet.models import MaintenanceWindow, ObjectKind
 
 
@@ -71,7 +72,7 @@ class MaintenanceViewSet(ApiViewSet):
             | Q(scope_kind=ObjectKind.AREA, scope_key__in=regions.values("area__slug"))
             | Q(scope_kind=ObjectKind.REGION, scope_key__in=regions.values("slug"))
             | Q(scope_kind=ObjectKind.SITE, scope_key__in=self.access.sites().values("code"))
-            | Q(scope_kind=ObjectKind.NODE, scope_key__in=[str(pk) for pk in self.access.nodes().values_list("pk", flat=True)])
+            | Q(scope_kind=ObjectKind.NODE, scope_key__in=self.access.nodes().annotate(key=Cast("pk", CharField())).values("key"))
             | Q(scope_kind=ObjectKind.GPU, scope_key__in=self.access.gpus().values("uuid"))
         )
 

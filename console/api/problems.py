@@ -4,7 +4,7 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from django.db import IntegrityError
+from django.db import IntegrityError, InterfaceError, OperationalError
 from django.db.models import ProtectedError, RestrictedError
 from drf_standardized_errors.formatter import ExceptionFormatter
 from drf_standardized_errors.handler import ExceptionHandler
@@ -43,6 +43,7 @@ class SourceUnavailable(exceptions.APIException):
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     default_detail = "A source that this answer needs cannot be reached."
     default_code = "source_unavailable"
+    wait = 5  # seconds, sent as Retry-After
 
 
 def request_id() -> str:
@@ -86,6 +87,8 @@ class ProblemHandler(ExceptionHandler):
             return Conflict(f"Something still belongs to it: {', '.join(kinds)}.")
         if isinstance(exc, IntegrityError):
             return Conflict("Another request made the same thing at the same time, or a rule of the database forbids it.")
+        if isinstance(exc, OperationalError | InterfaceError):
+            return SourceUnavailable("The database does not answer. Nothing was changed.")
         converted: Exception = super().convert_known_exceptions(exc)
         return converted
 

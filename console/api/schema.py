@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fleet.service_discovery import JOBS
+from fleet.inventory.service_discovery import JOBS
 
 SERVICE_DISCOVERY_PATH = "/api/v1/sd/{job}"
 

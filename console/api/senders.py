@@ -14,8 +14,8 @@ from rest_framework.response import Response
 from console.api.people import AdministratorViewSet
 from console.api.problems import Conflict, request_id
 from console.api.strict import ReadOnlySerializer, StrictSerializer
-from fleet import senders
 from fleet.models import Region, Sender
+from fleet.telemetry import senders
 
 
 class SenderSerializer(ReadOnlySerializer):

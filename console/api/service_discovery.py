@@ -12,8 +12,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.api.problems import MEDIA_TYPE, problem
-from fleet.senders import verify_token
-from fleet.service_discovery import NotListed, list_targets
+from fleet.inventory.service_discovery import NotListed, list_targets
+from fleet.telemetry.senders import verify_token
 
 RETRY_SECONDS = 15
 

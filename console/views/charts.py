@@ -16,8 +16,8 @@ from console.charts import Event, Limit, draw_panel, summarise
 from console.guards import signed_in_page
 from fleet import catalogue
 from fleet.models import Gpu, HealthTransition, ObjectKind, XidEvent
-from fleet.panels import PANELS, RANGES, Panel, read_panel
 from fleet.prometheus import PrometheusSource, SourceFault
+from fleet.telemetry.panels import PANELS, RANGES, Panel, read_panel
 
 MAX_EVENTS = 12
 

@@ -12,7 +12,7 @@ from console.access import Access
 from console.downloads import download
 from console.guards import operator_page
 from console.list_kinds import GPUS, NODES, SITES, gpu_rows, node_rows, site_rows
-from fleet.export import CONTENT_TYPES, About, export_rows, file_name
+from fleet.inventory.export import CONTENT_TYPES, About, export_rows, file_name
 
 _ROWS = {"sites": (SITES, site_rows), "nodes": (NODES, node_rows), "gpus": (GPUS, gpu_rows)}
 

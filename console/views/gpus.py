@@ -22,18 +22,18 @@ from console.findings import open_findings
 from console.gpu_events import events_of
 from console.gpu_facts import GPU_FIELDS, facts_of, with_everything
 from console.guards import operator_page, require
-from console.history import history_of
+from console.history import history_context
 from console.list_kinds import GPUS, gpu_rows, sku_name
 from console.lists import read_list
 from console.maintenance import LocalTimeField
 from console.models import User
-from fleet import controls
 from fleet.catalogue import SKUS
+from fleet.control import controls
+from fleet.control.observed import controls_of
+from fleet.control.signing import SigningUnavailable
+from fleet.health.xid import table
 from fleet.models import Gpu, ObjectKind, Policy
-from fleet.observed import controls_of
-from fleet.panels import RANGES
-from fleet.signing import SigningUnavailable
-from fleet.xid import table
+from fleet.telemetry.panels import RANGES
 
 UNDO_SECONDS = 10
 POLICIES_SHOWN = 20
@@ -159,7 +159,7 @@ def _render_page(request: HttpRequest, access: Access, gpu: Gpu, form: ClockRang
         "chart_ranges": list(RANGES),
         "chart_range": request.GET.get("range") or "3h",
         "replaced_by": gpu.replaced_by,
-        "history": history_of(gpu, kind=ObjectKind.GPU, key=gpu.uuid),
+        **history_context(request, gpu, kind=ObjectKind.GPU, key=gpu.uuid),
         "may_operate": access.may(Right.OPERATE, site.region_id),
         "now": now,
     }

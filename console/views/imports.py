@@ -21,10 +21,10 @@ from console.access import Access, Right
 from console.api.imports import visible_imports
 from console.downloads import download
 from console.guards import MissingRight, operator_page
-from fleet.inventory_import import pipeline
-from fleet.inventory_import.check import check_columns
-from fleet.inventory_import.columns import KINDS
-from fleet.inventory_import.read import MAX_BYTES, UnreadableFile
+from fleet.inventory.importing import pipeline
+from fleet.inventory.importing.check import check_columns
+from fleet.inventory.importing.columns import KINDS
+from fleet.inventory.importing.read import MAX_BYTES, UnreadableFile
 from fleet.jobs import NotPossible
 from fleet.models import ImportRow, InventoryImport, Job
 

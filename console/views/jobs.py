@@ -15,11 +15,10 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from console.access import Access, Right
-from console.api.jobs import visible_jobs
 from console.downloads import download
 from console.guards import operator_page
 from fleet import jobs
-from fleet.inventory_import import pipeline
+from fleet.inventory.importing import pipeline
 from fleet.models import Job, JobLogLine
 
 PAGE_SIZE = 50
@@ -29,7 +28,7 @@ LOG_SHOWN = 200
 @operator_page
 def job_list(request: HttpRequest, access: Access) -> HttpResponse:
     """One's own; administrators see everybody's. The rows renew themselves while something runs."""
-    shown = Paginator(visible_jobs(access).order_by("-created_at"), PAGE_SIZE).get_page(request.GET.get("page"))
+    shown = Paginator(access.jobs().order_by("-created_at"), PAGE_SIZE).get_page(request.GET.get("page"))
     context = {
         "nav": "jobs",
         "page": shown,
@@ -44,7 +43,7 @@ def job_list(request: HttpRequest, access: Access) -> HttpResponse:
 
 @operator_page
 def job_page(request: HttpRequest, access: Access, pk: uuid.UUID) -> HttpResponse:
-    job = get_object_or_404(visible_jobs(access).select_related("inventory_import"), pk=pk)
+    job = get_object_or_404(access.jobs().select_related("inventory_import"), pk=pk)
     now = timezone.now()
     lines = list(job.log.order_by("-id")[: LOG_SHOWN + 1])
     context = {
@@ -67,7 +66,7 @@ def job_page(request: HttpRequest, access: Access, pk: uuid.UUID) -> HttpRespons
 @require_POST
 @operator_page
 def cancel_job(request: HttpRequest, access: Access, pk: uuid.UUID) -> HttpResponse:
-    job = get_object_or_404(visible_jobs(access), pk=pk)
+    job = get_object_or_404(access.jobs(), pk=pk)
     if jobs.request_cancel(job, timezone.now()):
         messages.success(request, _("The job stops. Nothing of the unfinished part is kept."))
     else:
@@ -78,7 +77,7 @@ def cancel_job(request: HttpRequest, access: Access, pk: uuid.UUID) -> HttpRespo
 @operator_page
 def job_log(request: HttpRequest, access: Access, pk: uuid.UUID) -> StreamingHttpResponse:
     """The whole log as text."""
-    job = get_object_or_404(visible_jobs(access), pk=pk)
+    job = get_object_or_404(access.jobs(), pk=pk)
     return download(request, _lines(job), content_type="text/plain; charset=utf-8", file_name=f"job-{job.pk}.log")
 
 

@@ -16,7 +16,7 @@ from console.access import Access, Right
 from console.errors import problem_id
 from console.guards import operator_page, require
 from console.maintenance import MaintenanceForm, region_of
-from fleet.maintenance import MaintenanceRefused, create_window, end_window, extend_window, find_scope
+from fleet.health.maintenance import MaintenanceRefused, create_window, end_window, extend_window, find_scope
 from fleet.models import MaintenanceWindow, ObjectKind
 
 STEP = timedelta(hours=1)

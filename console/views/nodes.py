@@ -13,11 +13,11 @@ from console.access import Access, Right
 from console.findings import open_findings
 from console.gpu_facts import facts_of, with_everything
 from console.guards import operator_page
-from console.history import history_of
+from console.history import history_context
 from console.list_kinds import NODES, node_rows
 from console.lists import read_list
 from console.maintenance import MaintenanceForm
-from fleet.maintenance import windows_covering
+from fleet.health.maintenance import windows_covering
 from fleet.models import AgentIdentity, DesiredDocument, EnrolmentToken, Gpu, HealthTransition, KeyChangeRequest, Node, ObjectKind, ServiceReading
 
 ROWS_SHOWN = 50
@@ -55,7 +55,7 @@ def node_page(request: HttpRequest, access: Access, pk: int) -> HttpResponse:
         "maintenance_form": MaintenanceForm(),
         "scope_kind": ObjectKind.NODE,
         "scope_key": key,
-        "history": history_of(node, kind=ObjectKind.NODE, key=key),
+        **history_context(request, node, kind=ObjectKind.NODE, key=key),
         "may_operate": access.may(Right.OPERATE, site.region_id),
         "now": now,
     }

@@ -10,7 +10,7 @@ from django.utils import timezone
 from console.access import Access, Right
 from console.findings import open_findings
 from console.guards import operator_page
-from console.history import history_of
+from console.history import history_context
 from console.list_kinds import REGIONS, region_rows, sites_unknown
 from console.lists import read_list
 from console.maintenance import MaintenanceForm, windows_over_region
@@ -41,7 +41,7 @@ def region_page(request: HttpRequest, access: Access, slug: str) -> HttpResponse
         "maintenance_form": MaintenanceForm(),
         "scope_kind": ObjectKind.REGION,
         "scope_key": region.slug,
-        "history": history_of(region, kind=ObjectKind.REGION, key=region.slug),
+        **history_context(request, region, kind=ObjectKind.REGION, key=region.slug),
         "may_operate": access.may(Right.OPERATE, region.pk),
         "now": now,
     }

@@ -21,9 +21,9 @@ from console.errors import problem_id
 from console.guards import operator_page, require
 from console.models import User
 from console.setting_forms import EnrolmentForm
-from fleet import enrolment
+from fleet.agents import enrolment
+from fleet.control.signing import SigningUnavailable
 from fleet.models import AgentIdentity, KeyChangeRequest, Node
-from fleet.signing import SigningUnavailable
 
 MOST = 1000
 DECIDED_SHOWN = 20

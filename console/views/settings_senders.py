@@ -17,8 +17,8 @@ from console.access import Access
 from console.errors import problem_id
 from console.guards import administrator_page
 from console.setting_forms import SenderForm, add_errors
-from fleet import senders
 from fleet.models import Sender
+from fleet.telemetry import senders
 
 SHOWN = 1000
 

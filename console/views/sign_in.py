@@ -1,12 +1,17 @@
 """Sign-in, sign-out and password, by allauth. Only these of its pages exist: accounts are opened by an administrator."""
 
+import time
+
 from allauth.account import views as account
 from django.forms import Form
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.utils import timezone
+from django.views.decorators.http import require_http_methods
 
+from console.session_end import is_last, renew, seconds_left
 from console.sessions import revoke_sessions
+from console.wall_session import is_device
 
 
 class PasswordChangeView(account.PasswordChangeView):
@@ -18,9 +23,21 @@ class PasswordChangeView(account.PasswordChangeView):
         return response
 
 
+@require_http_methods(["GET", "POST"])
+def session(request: HttpRequest) -> JsonResponse:
+    """GET: seconds until the sign-in ends, without renewing it. POST: stay signed in. `last`: it cannot be renewed any more."""
+    now = time.time()
+    if not request.user.is_authenticated:
+        return JsonResponse({"detail": "Not signed in."}, status=401)
+    if request.method == "POST" and not is_device(request):
+        renew(request, now=now)
+    return JsonResponse({"left": seconds_left(request, now=now), "last": is_last(request)})
+
+
 urlpatterns = [
     path("accounts/login/", account.login, name="account_login"),
     path("accounts/logout/", account.logout, name="account_logout"),
     path("accounts/inactive/", account.account_inactive, name="account_inactive"),
+    path("accounts/session", session, name="account_session"),
     path("accounts/password/", PasswordChangeView.as_view(), name="account_change_password"),
 ]

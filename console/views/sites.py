@@ -11,13 +11,13 @@ from console.access import Access, Right
 from console.findings import open_findings
 from console.gpu_facts import facts_of, with_everything
 from console.guards import operator_page
-from console.history import history_of
+from console.history import history_context
 from console.list_kinds import SITES, node_rows, site_rows
 from console.lists import read_list
 from console.maintenance import MaintenanceForm
-from fleet.maintenance import windows_covering
+from fleet.health.maintenance import windows_covering
 from fleet.models import DataQuality, Disagreement, Gpu, HealthTransition, Node, ObjectKind, Site
-from fleet.panels import RANGES
+from fleet.telemetry.panels import RANGES
 
 NODES_SHOWN = 50
 GPUS_SHOWN = 32
@@ -55,7 +55,7 @@ def site_page(request: HttpRequest, access: Access, code: str) -> HttpResponse:
         "maintenance_form": MaintenanceForm(),
         "scope_kind": ObjectKind.SITE,
         "scope_key": site.code,
-        "history": history_of(site, kind=ObjectKind.SITE, key=site.code),
+        **history_context(request, site, kind=ObjectKind.SITE, key=site.code),
         "may_operate": access.may(Right.OPERATE, site.region_id),
         "chart_ranges": list(RANGES),
         "chart_range": request.GET.get("range") or "3h",

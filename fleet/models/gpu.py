@@ -3,8 +3,10 @@
 The UUID is a GPU's identity; its index and its host name are not.
 """
 
+from django.contrib.postgres.indexes import GinIndex, OpClass
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Upper
 
 from fleet.models.history import tracked
 
@@ -22,7 +24,7 @@ class Gpu(models.Model):
     sku = models.CharField(max_length=40, help_text="Key of the SKU catalogue (fleet/catalogue/skus.yaml).")
     index = models.PositiveSmallIntegerField(null=True, blank=True, help_text="As last enumerated; not stable.")
     pci_bus_id = models.CharField(max_length=20, blank=True)
-    serial = models.CharField(max_length=40, blank=True)
+    serial = models.CharField(max_length=40, blank=True, db_index=True)
     mig_enabled = models.BooleanField(default=False)
     presence = models.CharField(max_length=8, choices=Presence, default=Presence.EXPECTED)
     power_limit_watts = models.FloatField(null=True, blank=True)
@@ -35,7 +37,7 @@ class Gpu(models.Model):
         default=dict,
         db_default=models.Value({}, models.JSONField()),
         blank=True,
-        help_text="{field: Source} - who said what is held; written by fleet.inventory.",
+        help_text="{field: Source} - who said what is held; written by fleet.inventory.seen.",
     )
 
     class Meta:
@@ -134,4 +136,6 @@ class Workload(models.Model):
         indexes = [
             models.Index(fields=["gpu", "-started_at"], name="workload_gpu_idx"),
             models.Index(fields=["namespace", "pod"], name="workload_pod_idx"),
+            models.Index(fields=["pod", "id"], condition=Q(ended_at__isnull=True), name="workload_running_pod_idx"),
+            GinIndex(OpClass(Upper("pod"), "gin_trgm_ops"), condition=Q(ended_at__isnull=True), name="workload_pod_part_idx"),
         ]

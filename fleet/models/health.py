@@ -31,7 +31,7 @@ class ObjectKind(models.TextChoices):
 
 
 class Health(models.Model):
-    """The current state of one object. Written only by `fleet.health_store` when it changes."""
+    """The current state of one object. Written only by `fleet.health.store` when it changes."""
 
     state = models.CharField(max_length=12, choices=HealthState, default=HealthState.UNKNOWN)
     since = models.DateTimeField(help_text="When the object entered this state.")

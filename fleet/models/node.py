@@ -1,7 +1,9 @@
 """A node: a server at a site that carries GPUs and runs one agent."""
 
+from django.contrib.postgres.indexes import GinIndex, OpClass
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Upper
 
 from fleet.models.history import tracked
 
@@ -34,13 +36,13 @@ class Node(models.Model):
         default=dict,
         db_default=models.Value({}, models.JSONField()),
         blank=True,
-        help_text="{field: Source} - who said what is held; written by fleet.inventory.",
+        help_text="{field: Source} - who said what is held; written by fleet.inventory.seen.",
     )
 
     class Meta:
         ordering = ["host_name"]
         constraints = [models.UniqueConstraint(fields=["site", "host_name"], condition=Q(retired_at__isnull=True), name="node_host_once_per_site")]
-        indexes = [models.Index(fields=["host_name"], name="node_host_idx")]
+        indexes = [models.Index(fields=["host_name"], name="node_host_idx"), GinIndex(OpClass(Upper("host_name"), "gin_trgm_ops"), name="node_host_part_idx")]
 
     def __str__(self) -> str:
         return self.host_name

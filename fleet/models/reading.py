@@ -1,6 +1,6 @@
 """Last values. The `*Reading` tables are UNLOGGED: empty after a database crash, rewritten whole by the telemetry process.
 
-Every column but the key is nullable: null is "not reported", never 0. Names and units as in `fleet.telemetry.FIELDS`.
+Every column but the key is nullable: null is "not reported", never 0. Names and units as in `fleet.telemetry.fields.FIELDS`.
 """
 
 from django.db import models
@@ -72,7 +72,7 @@ class ServiceReading(models.Model):
     job = models.CharField(max_length=20, help_text="node, triton, vllm, dcgm")
     item = models.CharField(max_length=120, blank=True, help_text="Model name (and engine) of an inference server; empty for the node itself.")
     sampled_at = models.DateTimeField(null=True)
-    values = models.JSONField(default=dict, help_text="{field: number or null}; names and units in fleet.service_metrics.SERVICE_FIELDS.")
+    values = models.JSONField(default=dict, help_text="{field: number or null}; names and units in fleet.telemetry.service_metrics.SERVICE_FIELDS.")
 
     class Meta:
         db_table = "fleet_service_reading"

@@ -1,8 +1,10 @@
 """Area → region → site: where things stand."""
 
+from django.contrib.postgres.indexes import GinIndex, OpClass
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Upper
 from timezone_field import TimeZoneField
 
 from fleet.models.history import tracked
@@ -76,7 +78,11 @@ class Site(models.Model):
             models.CheckConstraint(condition=Q(latitude__isnull=True) | (Q(latitude__gte=-90) & Q(latitude__lte=90)), name="site_latitude_range"),
             models.CheckConstraint(condition=Q(longitude__isnull=True) | (Q(longitude__gte=-180) & Q(longitude__lte=180)), name="site_longitude_range"),
         ]
-        indexes = [models.Index(fields=["region", "code"], name="site_region_idx")]
+        indexes = [
+            models.Index(fields=["region", "code"], name="site_region_idx"),
+            GinIndex(OpClass(Upper("code"), "gin_trgm_ops"), name="site_code_part_idx"),
+            GinIndex(OpClass(Upper("name"), "gin_trgm_ops"), name="site_name_part_idx"),
+        ]
 
     def __str__(self) -> str:
         return self.code

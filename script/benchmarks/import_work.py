@@ -23,9 +23,9 @@ from django.utils import timezone  # noqa: E402
 
 from console.models import User  # noqa: E402
 from fleet import jobs  # noqa: E402
-from fleet.export import About, export_rows  # noqa: E402
-from fleet.inventory_import import pipeline  # noqa: E402
-from fleet.inventory_import.columns import SITES  # noqa: E402
+from fleet.inventory.export import About, export_rows  # noqa: E402
+from fleet.inventory.importing import pipeline  # noqa: E402
+from fleet.inventory.importing.columns import SITES  # noqa: E402
 from fleet.job_kinds import runner_of  # noqa: E402
 from fleet.models import ImportRow, Job, Site  # noqa: E402
 

@@ -66,7 +66,7 @@ def seed(url: str, gpus: int) -> None:
     from datetime import UTC, datetime
 
     from fleet.models import Gpu, MigSlice, Node, Region, Site
-    from fleet.senders import create_sender
+    from fleet.telemetry.senders import create_sender
 
     now = datetime.now(UTC)
     sites = list(Site.objects.order_by("code").values_list("id", flat=True))

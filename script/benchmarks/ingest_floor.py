@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from fleet.remote_write_decoder import decode, inflate
+from fleet.telemetry.remote_write_decoder import decode, inflate
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import "./lib/palette.js";
 import "./lib/dialogs.js";
 import "./lib/lists.js";
 import "./lib/times.js";
+import "./lib/session_end.js";
 import { toast, say } from "./lib/toasts.js";
 
 const strings = document.getElementById("strings").dataset;

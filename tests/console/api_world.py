@@ -9,7 +9,7 @@ from django.utils import timezone
 from console.models import RoleGrant, SavedView
 from console.tokens import issue_token
 from fleet import jobs
-from fleet.maintenance import create_window, find_scope
+from fleet.health.maintenance import create_window, find_scope
 from fleet.models import (
     AuditEntry,
     DataQuality,
@@ -23,7 +23,7 @@ from fleet.models import (
     Workload,
     XidEvent,
 )
-from fleet.senders import create_sender
+from fleet.telemetry.senders import create_sender
 from tenants.models import Membership, NamespaceMapping
 from tests.builders import T0, make_area, make_gpu, make_node, make_region, make_site, make_tenant, make_user
 from tests.console.api_support import strict

@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from console.models import SavedView, User
 from console.tokens import issue_token
-from fleet.maintenance import create_window, find_scope
+from fleet.health.maintenance import create_window, find_scope
 from fleet.models import Finding, Workload
-from fleet.senders import create_sender
+from fleet.telemetry.senders import create_sender
 from tenants.models import Membership, NamespaceMapping
 from tests.builders import T0, make_gpu, make_node, make_region, make_site, make_tenant, make_user
 from tests.console.api_support import call, strict

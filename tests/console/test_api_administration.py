@@ -12,7 +12,7 @@ from console.access import Right, access_of
 from console.models import ApiToken, RoleGrant, User
 from console.tokens import issue_token, rotate_token
 from fleet.models import AuditEntry, MaintenanceWindow, Sender
-from fleet.senders import verify_token
+from fleet.telemetry.senders import verify_token
 from tenants.models import Membership, NamespaceMapping
 from tests.builders import make_gpu, make_node, make_region, make_site, make_tenant, make_user
 

@@ -2,14 +2,16 @@
 
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from console.models import ApiToken, User
 from console.tokens import issue_token
 from fleet.models import AuditEntry, Finding, Node, ObjectKind, Region, Site
-from fleet.senders import create_sender
+from fleet.telemetry.senders import create_sender
 from tests.builders import T0, make_gpu, make_node, make_region, make_site, make_tenant, make_user
 from tests.console.api_support import call, strict
 
@@ -40,12 +42,28 @@ def test_a_change_names_its_user_request_and_reason(scopes: list[str] | None) ->
     assert newest[0]["changes"] == [{"field": "name", "before": "Site S-1", "after": "New"}]
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "page=2"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "page=2", "before=yesterday", "before=2026-11-20T10:00:00"])
 def test_a_bad_history_is_named(query: str) -> None:
     make_site("S-1")
     answer = call(make_user(role="viewer"), "GET", f"sites/S-1/history/?{query}")
     assert answer.status_code == 400
     assert query.split("=")[0] in strict(answer)["detail"]
+
+
+def test_history_goes_on_to_what_is_older() -> None:
+    make_site("S-1")
+    for hour in range(5):
+        AuditEntry.objects.create(at=T0 + timedelta(hours=hour), actor="lena", action=f"act {hour}", kind=ObjectKind.SITE, object_key="S-1", outcome="done")
+    user, read, before = make_user(role="viewer"), [], ""
+    while page := strict(call(user, "GET", f"sites/S-1/history/?limit=2{before}"))["results"]:
+        read += [one["what"] for one in page]
+        before = f"&before={quote(page[-1]['at'])}"
+    assert [what for what in read if what.startswith("act")] == [f"act {hour}" for hour in (4, 3, 2, 1, 0)]
+    assert read.count("added") == 1
+    client = Client()
+    client.force_login(user)
+    assert client.get("/sites/S-1?history_before=soon").status_code == 400
+    assert b"act 2" in client.get(f"/sites/S-1?history_before={quote((T0 + timedelta(hours=3)).isoformat())}").content
 
 
 def test_every_object_has_its_history() -> None:

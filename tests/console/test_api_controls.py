@@ -13,8 +13,8 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from console.models import User
+from fleet.control.signing import create_key_file
 from fleet.models import AgentIdentity, AuditEntry, DesiredDocument, EnrolmentToken, Gpu, KeyChangeRequest, Policy
-from fleet.signing import create_key_file
 from tests.builders import make_gpu, make_node, make_phy_gpu, make_region, make_site, make_user
 
 

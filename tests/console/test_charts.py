@@ -14,8 +14,8 @@ from plotly import graph_objects
 from pytest_django.fixtures import Settings
 
 from console.charts import draw_panel, summarise
-from fleet.panels import PANELS, PanelData, field_expression, read_panel, selector
 from fleet.prometheus import PrometheusSource
+from fleet.telemetry.panels import PANELS, PanelData, field_expression, read_panel, selector
 from script.servers import Prometheus, find_binary, free_port
 from tests.builders import make_gpu, make_node, make_region, make_site, make_tenant, make_user
 

@@ -14,9 +14,9 @@ from agent.simulator.config import PortsConfig
 from agent.simulator.fleet_plan import FleetPlan, plan_fleet
 from console.access import Right, access_of
 from console.models import User
-from fleet import signing
+from fleet.control import signing
 from fleet.models import EnrolmentToken, Gpu, Job, Node, Region, Sender, Site
-from fleet.senders import verify_token
+from fleet.telemetry.senders import verify_token
 from script.stack.inventory_file import inventory_rows, place_names
 from tenants.models import NamespaceMapping
 from tests.builders import T0

@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import Settings
 
-from fleet import signing
+from fleet.control import signing
 from fleet.models import Finding, Gpu, GpuReading, HealthTransition, MigSlice, ObservedControl, Policy, Workload, XidEvent
 from tests.builders import make_gpu, make_node
 from tests.console.pages import Cast, a_site, text_of

@@ -10,7 +10,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.access import access_of
-from console.summary import Scope, cause_words, finding_groups, health_counts, maintenance_now, power_by_area, silent_sites, worst_regions
+from console.summary import CAUSE_WORDS, Scope, cause_words, finding_groups, health_counts, maintenance_now, power_by_area, silent_sites, worst_regions
+from fleet.health.store import CODES
+from fleet.inventory.reconcile.gpus import MISSING, UNEXPECTED
+from fleet.inventory.reconcile.slices import DRIFT
 from fleet.models import Finding, MaintenanceWindow, MigSlice, Site, SiteHealth, Workload
 from tests.builders import T0, make_area, make_gpu, make_node, make_region, make_site, make_tenant, make_user
 
@@ -82,6 +85,11 @@ def test_findings_of_no_site_are_for_who_sees_the_whole_fleet() -> None:
 def test_codes_have_words() -> None:
     assert cause_words("hw_thermal_slowdown") == "Thermal throttling"
     assert cause_words("some_new_code") == "Some new code"
+    assert cause_words("xid_79") == "XID 79"
+
+
+def test_every_finding_of_ours_has_words() -> None:
+    assert {*CODES, UNEXPECTED, MISSING, DRIFT} - set(CAUSE_WORDS) == set()
 
 
 def test_silent_sites_longest_first_with_their_total() -> None:

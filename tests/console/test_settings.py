@@ -11,8 +11,9 @@ from pytest_django import Settings
 from console.access import access_of
 from console.models import ApiToken, RoleGrant, User
 from console.tokens import find_token
-from fleet import senders, signing
+from fleet.control import signing
 from fleet.models import AgentIdentity, EnrolmentToken, KeyChangeRequest, Sender
+from fleet.telemetry import senders
 from tenants.models import Membership, NamespaceMapping, Tenant
 from tests.builders import make_node, make_site, make_user
 from tests.console.pages import Cast, a_site, signed_in, text_of

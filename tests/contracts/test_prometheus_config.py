@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.telemetry import FIELD_OF_METRIC, XID_COUNT_METRIC
+from fleet.telemetry.fields import FIELD_OF_METRIC, XID_COUNT_METRIC
 from script.servers import find_binary
 from script.stack.prometheus_config import SHIPPED, write_prometheus_config
 

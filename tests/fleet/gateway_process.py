@@ -34,7 +34,8 @@ from agent.link import Backoff
 from agent.node_agent import NodeAgent
 from agent.protocol import Auth, Bundle, Challenge, GatewayMessage, authentication_statement, parse_gateway_message
 from console.models import User
-from fleet import enrolment, signing
+from fleet.agents import enrolment
+from fleet.control import signing
 from fleet.models import Node
 from script.servers import free_port, port_answers, wait_until
 from tests.agent.hardware import Hardware

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fleet.changes import Changes
-from fleet.health import Thresholds
-from fleet.health_store import HealthStore
-from fleet.live_state import LiveState
+from fleet.health.changes import Changes
+from fleet.health.facts import Thresholds
+from fleet.health.store import HealthStore
 from fleet.models import AgentConnection, AgentIdentity, Gpu, Node, Site
-from fleet.telemetry import GPU_FIELD_INDEX, XidChange, XidCount
+from fleet.telemetry.fields import GPU_FIELD_INDEX, XidChange, XidCount
+from fleet.telemetry.live_state import LiveState
 
 INTERVAL = 10.0
 THRESHOLDS = Thresholds(interval_seconds=INTERVAL, heartbeat_seconds=10.0)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fleet.ingest import Ingest
-from fleet.live_state import LiveState
-from fleet.prompb import write_request
-from fleet.resolver import SenderScope
-from fleet.service_state import ServiceState
-from fleet.telemetry import GPU_FIELD_INDEX, SLICE_FIELD_INDEX, Sample
+from fleet.telemetry.fields import GPU_FIELD_INDEX, SLICE_FIELD_INDEX, Sample
+from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.live_state import LiveState
+from fleet.telemetry.prompb import write_request
+from fleet.telemetry.resolver import SenderScope
+from fleet.telemetry.service_state import ServiceState
 
 CASES = Path(__file__).resolve().parent.parent / "cases"
 FIXTURES = CASES.parent / "fixtures"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocol import GpuFacts, InventoryReport, NodeFacts, SliceFacts, WorkloadFacts
-from fleet.telemetry import SeriesSeen, series_seen
+from fleet.telemetry.fields import SeriesSeen, series_seen
 
 CASES = Path(__file__).parent.parent / "cases"
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -14,8 +14,8 @@ from pytest_django import Settings
 
 from agent.protocol import DesiredState, Observation, ObservedState
 from console.models import User
-from fleet import controls, desired_state, observed, signing
-from fleet.controls import ControlRefused, KeyReused, Submitted
+from fleet.control import controls, desired_state, observed, signing
+from fleet.control.controls import ControlRefused, KeyReused, Submitted
 from fleet.models import AgentConnection, AuditEntry, DesiredDocument, Gpu, ObservedControl, Policy
 from fleet.stream import NOTICE_KEY
 from tests.builders import T0, make_gpu, make_phy_gpu, make_user

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from agent.protocol import DesiredState, SignedDocument, verify_document
-from fleet import desired_state, signing
+from fleet.control import desired_state, signing
 from fleet.models import DesiredDocument, Gpu, Node, ObjectKind, Policy
 from tests.builders import T0, make_gpu, make_node, make_phy_gpu, make_user
 

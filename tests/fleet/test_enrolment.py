@@ -10,7 +10,8 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from agent.protocol import Bundle
-from fleet import enrolment, signing
+from fleet.agents import enrolment
+from fleet.control import signing
 from fleet.models import AgentIdentity, AuditEntry, EnrolmentToken
 from tests.builders import T0, make_node, make_region, make_site, make_user
 

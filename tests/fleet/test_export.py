@@ -9,8 +9,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from openpyxl import load_workbook
 
-from fleet.export import About, UnknownFormat, export_rows, file_name, neutralise
-from fleet.inventory_import.read import read_sheet
+from fleet.inventory.export import About, UnknownFormat, export_rows, file_name, neutralise
+from fleet.inventory.importing.read import read_sheet
 from fleet.models import Gpu, Node, Site
 from tests.builders import T0, make_area, make_gpu, make_node, make_phy_gpu, make_region, make_site
 

@@ -17,7 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from agent.enrol import EnrolError, WaitsForOperator, enrol
 from agent.keys import public_bytes
 from agent.protocol import CloseCode, EnrolRequest, Refusal, SignedDocument, Welcome, enrolment_statement, verify_document
-from fleet import controls, enrolment, signing
+from fleet.agents import enrolment
+from fleet.control import controls, signing
 from fleet.models import AgentConnection, AgentIdentity, AuditEntry, EnrolmentToken, Gpu, KeyChangeRequest, Node, ObservedControl
 from tests.agent.hardware import Hardware
 from tests.builders import make_gpu, make_node, make_user

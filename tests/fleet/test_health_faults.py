@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fleet.clearing import ClearingRefused, clear_finding
-from fleet.inventory import mark_present
+from fleet.health.clearing import ClearingRefused, clear_finding
+from fleet.inventory.seen import mark_present
 from fleet.models import AuditEntry, Finding, Gpu, GpuHealth, HealthTransition, Node, XidEvent
 from tests.builders import make_gpu, make_node
 from tests.fleet.health_world import START, World, enrol, state_of, when

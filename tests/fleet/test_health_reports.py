@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.protocol.health import Condition, DriverMismatch, GpuCondition, HealthReport
-from fleet import health_reports
+from fleet.health import reports
 from fleet.models import Finding, Gpu, Node, ReportedCondition
 from tests.builders import make_gpu, make_node
 from tests.fleet.health_world import START, World, enrol, state_of, when
@@ -43,7 +43,7 @@ def node() -> Node:
 
 
 def tell(world: World, node: Node, name: str) -> None:
-    health_reports.apply(node.pk, report(name, world.now), when(world.now))
+    reports.apply(node.pk, report(name, world.now), when(world.now))
 
 
 def test_lost_is_known_by_the_last_uuid_of_its_index(node: Node) -> None:
@@ -87,7 +87,7 @@ def test_mismatch_makes_gpus_unknown_with_both_versions(node: Node) -> None:
     assert finding.advised_action == "Reload the driver or reboot the node."
     assert state_of(node)[0] == "degraded"
     world.now += -world.now % 10
-    health_reports.apply(node.pk, HealthReport(at=world.now, gpus=tuple(GpuCondition(g.uuid, g.index, Condition.OK) for g in node.gpus.all())), when(world.now))
+    reports.apply(node.pk, HealthReport(at=world.now, gpus=tuple(GpuCondition(g.uuid, g.index, Condition.OK) for g in node.gpus.all())), when(world.now))
     world.run(20)
     assert {state_of(gpu) for gpu in node.gpus.all()} == {("ok", "ok")}
     assert state_of(node) == ("ok", "ok")
@@ -115,7 +115,7 @@ def test_not_supported_is_healthy() -> None:
 
 
 def test_a_driver_that_cannot_be_asked_at_all(node: Node) -> None:
-    health_reports.apply(node.pk, HealthReport(at=START, gpus=(), driver_error="NVML_ERROR_DRIVER_NOT_LOADED"), when(START))
+    reports.apply(node.pk, HealthReport(at=START, gpus=(), driver_error="NVML_ERROR_DRIVER_NOT_LOADED"), when(START))
     world = World()
     world.run(10)
     assert Finding.objects.get(code="driver_error").kind == "node"
@@ -124,23 +124,23 @@ def test_a_driver_that_cannot_be_asked_at_all(node: Node) -> None:
 
 def test_a_gpu_that_the_driver_no_longer_lists_is_lost(node: Node) -> None:
     rest = [GpuCondition(gpu.uuid, gpu.index, Condition.OK) for gpu in node.gpus.all()][1:]
-    assert health_reports.apply(node.pk, HealthReport(at=START, gpus=tuple(rest)), when(START)) == 1
+    assert reports.apply(node.pk, HealthReport(at=START, gpus=tuple(rest)), when(START)) == 1
     row = ReportedCondition.objects.get()
     assert (row.gpu_uuid, row.condition) == (node.gpus.all()[0].uuid, "lost")
 
 
 def test_a_repeated_report_keeps_since_and_a_better_one_ends_it(node: Node) -> None:
-    health_reports.apply(node.pk, report("lost", START), when(START))
-    health_reports.apply(node.pk, report("lost", START + 60), when(START + 60))
+    reports.apply(node.pk, report("lost", START), when(START))
+    reports.apply(node.pk, report("lost", START + 60), when(START + 60))
     row = ReportedCondition.objects.get()
     assert (row.since, row.last_at) == (when(START), when(START + 60))
     good = HealthReport(at=START + 90, gpus=tuple(GpuCondition(gpu.uuid, gpu.index, Condition.OK) for gpu in node.gpus.all()))
-    assert health_reports.apply(node.pk, good, when(START + 90)) == 0
+    assert reports.apply(node.pk, good, when(START + 90)) == 0
     assert not ReportedCondition.objects.exists()
 
 
 def test_an_agents_clock_that_runs_ahead_makes_no_future(node: Node) -> None:
-    health_reports.apply(node.pk, report("lost", START + 10_000), when(START))
+    reports.apply(node.pk, report("lost", START + 10_000), when(START))
     assert ReportedCondition.objects.get().since == when(START)
 
 

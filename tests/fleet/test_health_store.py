@@ -8,8 +8,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from fleet import frames, health_rows
-from fleet.changes import Changes
+from fleet import frames
+from fleet.health import writes
+from fleet.health.changes import Changes
 from fleet.models import Finding, GpuHealth, HealthTransition, Region, SiteHealth, XidEvent
 from script.servers import APP_ROLE, OWNER_ROLE
 from tests.builders import make_area, make_gpu, make_node, make_region, make_site
@@ -133,8 +134,8 @@ def test_a_finding_that_began_and_ended_while_the_database_was_away_is_a_row() -
             changes.extend(world.store.evaluator.evaluate(world.live, world.store.roster, world.now))
             world.now += 1
     for _ in range(2):  # a commit whose answer was lost is tried again
-        health_rows.write_verdicts(changes.verdicts)
-        health_rows.write_findings(changes.findings)
+        writes.write_verdicts(changes.verdicts)
+        writes.write_findings(changes.findings)
     finding = Finding.objects.get()
     assert (finding.code, finding.since, finding.until) == ("hw_thermal_slowdown", when(START + 20), when(START + 40))
     moves = HealthTransition.objects.filter(kind="gpu", object_key=gpu.uuid).order_by("at").values_list("to_state", flat=True)

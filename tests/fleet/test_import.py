@@ -8,8 +8,8 @@ import pytest
 
 from console.models import User
 from fleet import jobs
-from fleet.inventory_import import pipeline
-from fleet.inventory_import.pipeline import Refused, result_file
+from fleet.inventory.importing import pipeline
+from fleet.inventory.importing.pipeline import Refused, result_file
 from fleet.job_kinds import runner_of
 from fleet.jobs import NotPossible
 from fleet.models import Area, Disagreement, Finding, Gpu, ImportRow, InventoryImport, Job, Node, ProtectedPlacement, Region, Site

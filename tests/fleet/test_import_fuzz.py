@@ -14,11 +14,11 @@ from openpyxl import Workbook
 
 from console.models import User
 from fleet import jobs
-from fleet.inventory_import import pipeline
-from fleet.inventory_import.check import check_columns, check_rows, suggest_columns
-from fleet.inventory_import.columns import KINDS
-from fleet.inventory_import.device_targets import TARGETS
-from fleet.inventory_import.read import FORMATS, UnreadableFile, read_sheet
+from fleet.inventory.importing import pipeline
+from fleet.inventory.importing.check import check_columns, check_rows, suggest_columns
+from fleet.inventory.importing.columns import KINDS
+from fleet.inventory.importing.device_targets import TARGETS
+from fleet.inventory.importing.read import FORMATS, UnreadableFile, read_sheet
 from fleet.job_kinds import runner_of
 from fleet.models import Job
 from tests.builders import T0, make_gpu, make_node, make_region, make_site, make_user

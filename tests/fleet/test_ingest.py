@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.ingest import Ingest
-from fleet.prompb import write_request
-from fleet.protobuf_wire import DecodeError
-from fleet.resolver import SenderScope
-from fleet.telemetry import GPU_FIELD_INDEX, STALE_NAN_BITS, Refusal, Sample
+from fleet.telemetry.fields import GPU_FIELD_INDEX, STALE_NAN_BITS, Refusal, Sample
+from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.prompb import write_request
+from fleet.telemetry.protobuf_wire import DecodeError
+from fleet.telemetry.resolver import SenderScope
 from tests.fleet.samples import T0, WHOLE_FLEET, fleet_of, from_exposition, gpu_value, push, slice_value
 
 STALE = struct.unpack("<d", struct.pack("<Q", STALE_NAN_BITS))[0]

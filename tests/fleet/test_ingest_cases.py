@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.ingest import Ingest
-from fleet.resolver import SenderScope
-from fleet.telemetry import MIB, Refusal, Sample
+from fleet.telemetry.fields import MIB, Refusal, Sample
+from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.resolver import SenderScope
 from tests.fleet.samples import (
     FIXTURES,
     T0,

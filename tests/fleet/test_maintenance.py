@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet.maintenance import MaintenanceRefused, create_window, end_window, extend_window, find_scope, windows_covering
+from fleet.health.maintenance import MaintenanceRefused, create_window, end_window, extend_window, find_scope, windows_covering
 from fleet.models import AuditEntry, Finding, Gpu, MaintenanceWindow
 from tests.builders import make_gpu, make_node, make_region, make_site
 from tests.fleet.health_world import START, World, state_of, when

@@ -10,11 +10,11 @@ import cramjam
 import pytest
 from pytest_django.fixtures import Settings
 
-from fleet import pull
 from fleet.models import DataQuality
 from fleet.prometheus import FaultKind, PrometheusSource, SourceFault
-from fleet.prompb import WriteRequest
-from fleet.senders import create_sender
+from fleet.telemetry import pull
+from fleet.telemetry.prompb import WriteRequest
+from fleet.telemetry.senders import create_sender
 from script.servers import Prometheus, find_binary, free_port
 from tests.builders import make_region
 

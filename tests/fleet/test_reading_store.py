@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from django.db import connection
 
-from fleet.copy_rows import copy_rows
-from fleet.ingest import Ingest
-from fleet.live_inventory import UnknownArea, apply_inventory, find_areas, read_inventory, read_version
-from fleet.live_state import LiveState
 from fleet.models import DataQuality, Gpu, GpuReading, LastKnownReading, MigSlice, Region, ServiceReading, SliceReading
-from fleet.quality import Tally
-from fleet.reading_store import ReadingStore
-from fleet.resolver import SenderScope
-from fleet.senders import create_sender
-from fleet.service_state import ServiceState
-from fleet.telemetry import GPU_FIELD_INDEX, Refusal, Sample
-from fleet.telemetry_store import add_quality, keep_last_known, last_known_of, set_missing, store_services
+from fleet.telemetry.copy_rows import copy_rows
+from fleet.telemetry.fields import GPU_FIELD_INDEX, Refusal, Sample
+from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.kept import add_quality, keep_last_known, last_known_of, set_missing, store_services
+from fleet.telemetry.live_inventory import UnknownArea, apply_inventory, find_areas, read_inventory, read_version
+from fleet.telemetry.live_state import LiveState
+from fleet.telemetry.quality import Tally
+from fleet.telemetry.reading_store import ReadingStore
+from fleet.telemetry.resolver import SenderScope
+from fleet.telemetry.senders import create_sender
+from fleet.telemetry.service_state import ServiceState
 from tests.builders import make_area, make_gpu, make_node, make_phy_gpu, make_region, make_site
 from tests.fleet.samples import T0, WHOLE_FLEET, from_exposition, gpu_value, push, slice_value
 

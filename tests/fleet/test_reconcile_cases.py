@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from agent.protocol import SliceFacts
-from fleet.inventory import mark_missing, mark_present, reconcile_agent_report, reconcile_telemetry
+from fleet.inventory.seen import mark_missing, mark_present, reconcile_agent_report, reconcile_telemetry
 from fleet.models import Finding, Gpu, MigSlice, Node, ObjectKind, Workload
-from fleet.telemetry import SeriesSeen, series_seen
+from fleet.telemetry.fields import SeriesSeen, series_seen
 from tests.builders import T0, make_node, make_site
 from tests.fleet.seen import CASES, FIXTURES, case, gpu_facts, report, series_of_text
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 
-from fleet.inventory import reconcile_agent_report, reconcile_telemetry
+from fleet.inventory.seen import reconcile_agent_report, reconcile_telemetry
 from fleet.models import Gpu, MigSlice, Workload
 from tests.builders import T0, make_node, make_site
 from tests.fleet.seen import gpu_facts, report, series, slice_facts

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from fleet.ingest import Ingest
-from fleet.prompb import body_of
 from fleet.remote_write import Receiver
-from fleet.resolver import SenderScope
-from fleet.senders import SenderDirectory
-from fleet.telemetry import Refusal
+from fleet.telemetry.fields import Refusal
+from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.prompb import body_of
+from fleet.telemetry.resolver import SenderScope
+from fleet.telemetry.senders import SenderDirectory
 from tests.fleet.samples import T0, fleet_of, gpu_value
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"

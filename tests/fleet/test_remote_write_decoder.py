@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError as LibraryError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleet.prompb import CLASSES, WriteRequest, write_request
-from fleet.protobuf_wire import DecodeError
-from fleet.remote_write_decoder import TooLarge, decode, digest, inflate
+from fleet.telemetry.prompb import CLASSES, WriteRequest, write_request
+from fleet.telemetry.protobuf_wire import DecodeError
+from fleet.telemetry.remote_write_decoder import TooLarge, decode, digest, inflate
 
 T = 1795168800.0
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]

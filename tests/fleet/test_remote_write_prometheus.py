@@ -15,11 +15,11 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from fleet.ingest import Ingest
 from fleet.remote_write import Receiver
-from fleet.resolver import SenderScope
-from fleet.senders import SenderDirectory
-from fleet.telemetry import Refusal
+from fleet.telemetry.fields import Refusal
+from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.resolver import SenderScope
+from fleet.telemetry.senders import SenderDirectory
 from script.servers import Prometheus, free_port
 from tests.fleet.samples import FIXTURES, fleet_of, from_exposition, gpu_value, slice_value, uuids_of
 

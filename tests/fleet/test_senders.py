@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from fleet.models import Sender
-from fleet.senders import SenderDirectory, SenderError, create_sender, digest_token, end_previous_token, revoke_sender, rotate_token, verify_token
+from fleet.telemetry.senders import SenderDirectory, SenderError, create_sender, digest_token, end_previous_token, revoke_sender, rotate_token, verify_token
 from tests.builders import T0, make_region
 
 pytestmark = pytest.mark.django_db

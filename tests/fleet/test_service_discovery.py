@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet.models import Node, Region, Sender
-from fleet.senders import create_sender, revoke_sender, rotate_token
+from fleet.telemetry.senders import create_sender, revoke_sender, rotate_token
 from tests.builders import make_node, make_region, make_site
 
 pytestmark = pytest.mark.django_db

@@ -16,12 +16,12 @@ from django.db import connection
 from fleet import stream
 from fleet.frames import STATE_NUMBERS
 from fleet.models import DataQuality, Gpu, GpuReading, LastKnownReading, SiteHealth, Workload
-from fleet.prompb import body_of
-from fleet.resolver import SenderScope
-from fleet.senders import create_sender
-from fleet.telemetry import Sample
-from fleet.telemetry_metrics import make_registry
-from fleet.telemetry_process import TelemetryProcess
+from fleet.telemetry.fields import Sample
+from fleet.telemetry.own_metrics import make_registry
+from fleet.telemetry.process import TelemetryProcess
+from fleet.telemetry.prompb import body_of
+from fleet.telemetry.resolver import SenderScope
+from fleet.telemetry.senders import create_sender
 from script.servers import free_port
 from tests.builders import make_gpu, make_node, make_region, make_site
 from tests.fleet.samples import T0, gpu_value, push

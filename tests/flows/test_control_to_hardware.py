@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from fleet import controls, enrolment
+from fleet.agents import enrolment
+from fleet.control import controls
+from fleet.control.observed import controls_of
 from fleet.models import AgentConnection, Gpu, Node, ObservedControl, Policy
-from fleet.observed import controls_of
 from tests.agent.nvml.node import Node as Hardware
 from tests.agent.nvml.node import library
 from tests.builders import make_gpu, make_node, make_user

@@ -1,4 +1,4 @@
-"""PostgreSQL goes down: the list is 503, and a real Prometheus keeps the targets it has, until the inventory is back with a new one."""
+"""PostgreSQL goes down: pages, API and the list are 503, and a real Prometheus keeps the targets it has, until the inventory is back with a new one."""
 
 import json
 import os
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 
-from fleet.senders import digest_token
+from fleet.telemetry.senders import digest_token
 from script.servers import APP_ROLE, OWNER_ROLE, Postgres, Prometheus, Server, free_port, port_answers, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,7 @@ scrape_configs:
         refresh_interval: 1s
         authorization: {{credentials: "{token}"}}
 """
+AWAY = {"/": "text/html", "/sites": "text/html", "/live/frames": "text/html", "/accounts/login/": "text/html", "/api/v1/sites": "application/problem+json"}
 SEED = """
 INSERT INTO fleet_area (slug, name) VALUES ('a', 'A');
 INSERT INTO fleet_region (area_id, slug, name, kind) SELECT id, 'r', 'R', 'edge' FROM fleet_area;
@@ -113,6 +115,9 @@ def test_prometheus_keeps_its_targets_while_postgresql_is_down(postgres: Postgre
         until(lambda: targets() == 3, "three targets", prometheus.log)
         postgres.stop()
         assert read(url, TOKEN)[0] == 503
+        for path, kind in AWAY.items():
+            answer = httpx.get(f"http://127.0.0.1:{web.port}{path}", cookies={"sessionid": "x" * 32}, headers={"Authorization": "Bearer mh_any"})
+            assert (answer.status_code, answer.headers["Content-Type"].split(";")[0], "Retry-After" in answer.headers) == (503, kind, True), path
         before = failures()
         until(lambda: failures() >= before + 2, "two failed refreshes", prometheus.log)
         assert targets() == 3

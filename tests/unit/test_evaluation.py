@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.changes import Changes, FindingChange, Kind, ObjectRef, VerdictChange, newest_findings
-from fleet.evaluation import Evaluator
-from fleet.health import Condition, Severity, State, Thresholds, Verdict
-from fleet.health_memory import MOST_A_TICK, Roster
-from fleet.live_state import LiveState
-from fleet.rising import Rising
-from fleet.telemetry import GPU_FIELD_INDEX, XidChange
+from fleet.health.changes import Changes, FindingChange, Kind, ObjectRef, VerdictChange, newest_findings
+from fleet.health.evaluation import Evaluator
+from fleet.health.facts import Condition, Severity, State, Thresholds, Verdict
+from fleet.health.memory import MOST_A_TICK, Roster
+from fleet.health.rising import Rising
+from fleet.telemetry.fields import GPU_FIELD_INDEX, XidChange
+from fleet.telemetry.live_state import LiveState
 
 T0 = 1_795_168_800.0
 TH = Thresholds(interval_seconds=10, heartbeat_seconds=10)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.frozen import FrozenWatch
-from fleet.health import Thresholds
-from fleet.live_state import LiveState
-from fleet.telemetry import GPU_FIELD_INDEX
+from fleet.health.facts import Thresholds
+from fleet.health.frozen import FrozenWatch
+from fleet.telemetry.fields import GPU_FIELD_INDEX
+from fleet.telemetry.live_state import LiveState
 
 T0 = 1_795_168_800.0
 TH = Thresholds(interval_seconds=10, heartbeat_seconds=10)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.conditions import REASONS, SIGN_OF_CODE, Sign, gpu_conditions, node_conditions, signs_of, site_conditions
-from fleet.contact import CONTACTS, view_contact
-from fleet.health import (
+from fleet.health.conditions import REASONS, SIGN_OF_CODE, Sign, gpu_conditions, node_conditions, signs_of, site_conditions
+from fleet.health.contact import CONTACTS, view_contact
+from fleet.health.facts import (
     AgentWord,
     Child,
     Condition,
@@ -25,15 +25,10 @@ from fleet.health import (
     State,
     Thresholds,
     Verdict,
-    active_conditions,
     clock_time,
     duration,
-    follow,
-    gpu_verdict,
-    node_verdict,
-    settle,
-    site_verdict,
 )
+from fleet.health.verdict import active_conditions, follow, gpu_verdict, node_verdict, settle, site_verdict
 
 NOW = 1_795_168_800.0
 TH = Thresholds(interval_seconds=10, heartbeat_seconds=10)

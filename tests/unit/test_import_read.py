@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from openpyxl import Workbook
 
-from fleet.inventory_import import read
-from fleet.inventory_import.read import Sheet, UnreadableFile, format_of, read_sheet
+from fleet.inventory.importing import read
+from fleet.inventory.importing.read import Sheet, UnreadableFile, format_of, read_sheet
 
 
 def rows(content: bytes, file_format: str) -> list[tuple[int, dict[str, str | None]]]:

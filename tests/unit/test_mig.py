@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.catalogue import sku
-from fleet.mig import (
+from fleet.inventory.mig import (
     Code,
     LayoutRefused,
     Placement,

@@ -5,10 +5,9 @@ from collections import defaultdict
 
 import pytest
 
-from fleet.energy import EnergyReading, energy_joules
 from fleet.models import GpuReading, SliceReading
-from fleet.service_metrics import SERVICE_FIELDS, Scrape, combine_engines, derive, engine_of, find_field, job_of
-from fleet.telemetry import (
+from fleet.telemetry.energy import EnergyReading, energy_joules
+from fleet.telemetry.fields import (
     FIELD_OF_METRIC,
     GPU_FIELDS,
     SLICE_FIELDS,
@@ -21,6 +20,7 @@ from fleet.telemetry import (
     sliced_utilization,
     workload_of,
 )
+from fleet.telemetry.service_metrics import SERVICE_FIELDS, Scrape, combine_engines, derive, engine_of, find_field, job_of
 from tests.fleet.samples import FIXTURES, T0, case_file, case_json, from_answer, from_exposition
 
 

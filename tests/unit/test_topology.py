@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.topology import TopologyError, parse_topology
+from fleet.inventory.topology import TopologyError, parse_topology
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 H100 = (FIXTURES / "nvidia-smi-topo-8xh100.txt").read_text()

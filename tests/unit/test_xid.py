@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import xid
-from fleet.health import State
-from fleet.xid import Burst, Source, XidMemory, XidTableError, table
+from fleet.health import xid
+from fleet.health.facts import State
+from fleet.health.xid import Burst, Source, XidMemory, XidTableError, table
 
 CASE = Path(__file__).parent.parent / "cases" / "C07-xid-is-a-code"
 TABLE = table()

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from fleet import signing
+from fleet.control import signing
 
 
 class Command(BaseCommand):

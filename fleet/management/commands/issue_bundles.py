@@ -9,7 +9,8 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from fleet import enrolment, signing
+from fleet.agents import enrolment
+from fleet.control import signing
 from fleet.models import Node
 
 

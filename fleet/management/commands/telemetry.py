@@ -14,10 +14,10 @@ import uvicorn
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, close_old_connections, connection
 
-from fleet.live_inventory import UnknownArea
 from fleet.remote_write import Receiver
-from fleet.telemetry_metrics import make_registry
-from fleet.telemetry_process import FLUSH_SECONDS, TELL_SECONDS, TICK_SECONDS, TelemetryProcess
+from fleet.telemetry.live_inventory import UnknownArea
+from fleet.telemetry.own_metrics import make_registry
+from fleet.telemetry.process import FLUSH_SECONDS, TELL_SECONDS, TICK_SECONDS, TelemetryProcess
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,219 @@
+"""Nodes and GPUs as targets of an import, and the table of all targets."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from django.db.models import Q
+
+from fleet.bulk import update_rows
+from fleet.catalogue import SKUS
+from fleet.health.findings import close_findings
+from fleet.inventory.importing.check import CheckedRow, check_protection
+from fleet.inventory.importing.columns import GPUS, NODES, Value, parse_spans, write_spans
+from fleet.inventory.importing.targets import CREATED_AT_ONCE, Advance, SiteTarget, Target, Values, parts
+from fleet.inventory.reconcile.gpus import UNEXPECTED
+from fleet.inventory.reconcile.observed import host_label, pci_address
+from fleet.inventory.reconcile.provenance import close_disagreements
+from fleet.models import Gpu, Node, ObjectKind, ProtectedPlacement, Site, Source
+
+
+class NodeTarget(Target):
+    kind = NODES
+    model = Node
+    _fields = ("host_name", "role", "expected_gpus", "exporter_address", "triton_address", "vllm_address", "node_exporter_address")
+
+    def __init__(self, region_ids: Iterable[int] | None, now: datetime) -> None:
+        super().__init__(region_ids, now)
+        self.sites: dict[str, Site] = {}
+
+    @staticmethod
+    def key_of(values: Values) -> str:
+        return f"{values['site']}/{host_label(str(values['host_name']))}"
+
+    def load(self, rows: Sequence[Values], *, lock: bool) -> None:
+        self.sites = sites_by_code({str(row["site"]) for row in rows if row.get("site")})
+        self.held = nodes_by_key([site.pk for site in self.sites.values()], lock=lock)
+
+    def check(self, row: CheckedRow) -> None:
+        check_site(self, row, self.sites)
+
+    def current(self, held: Node) -> dict[str, Value]:
+        return {"site": held.site.code} | {name: getattr(held, name) for name in self._fields}
+
+    def create(self, rows: Sequence[Values], advance: Advance) -> None:
+        for part in parts(rows, CREATED_AT_ONCE):
+            nodes = []
+            for values in part:
+                complete = self.complete(values)
+                nodes.append(Node(site=self.sites[str(values["site"])], **{name: complete[name] for name in self._fields}))
+            Node.objects.bulk_create(nodes)
+            advance(len(part))
+
+    def update(self, changes: Sequence[tuple[str, Values]], advance: Advance) -> None:
+        for part in parts(changes):
+            for key, values in part:
+                for name in self._fields:
+                    if name in values:
+                        setattr(self.held[key], name, values[name])
+            update_rows(Node, self._fields, [self.held[key] for key, _ in part])
+            advance(len(part))
+
+    def users(self, keys: Sequence[str]) -> dict[str, str]:
+        used: dict[str, str] = {}
+        for part in parts(keys):
+            ids = {self.held[key].pk: key for key in part}
+            seen = Node.objects.filter(pk__in=ids)
+            for why, rows in (
+                ("has GPUs by now.", seen.filter(gpus__isnull=False)),
+                ("has an agent by now.", seen.filter(Q(agent_identities__isnull=False) | Q(agent_connection__isnull=False))),
+            ):
+                used.update({ids[pk]: why for pk in rows.values_list("pk", flat=True).distinct()})
+        return used
+
+
+class GpuTarget(Target):
+    kind = GPUS
+    model = Gpu
+    _fields = ("node", "sku", "index", "pci_bus_id", "serial", "mig_enabled")
+
+    def __init__(self, region_ids: Iterable[int] | None, now: datetime) -> None:
+        super().__init__(region_ids, now)
+        self.sites: dict[str, Site] = {}
+        self.nodes: dict[str, Node] = {}
+        self.spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    @staticmethod
+    def key_of(values: Values) -> str:
+        return str(values["uuid"])
+
+    def load(self, rows: Sequence[Values], *, lock: bool) -> None:
+        self.sites = sites_by_code({str(row["site"]) for row in rows if row.get("site")})
+        self.nodes = nodes_by_key([site.pk for site in self.sites.values()], lock=False)
+        uuids = sorted({str(row["uuid"]) for row in rows if row.get("uuid")})
+        for part in parts(uuids):
+            gpus = Gpu.objects.filter(uuid__in=part).order_by("pk").select_related("node__site")
+            self.held.update({gpu.uuid: gpu for gpu in (gpus.select_for_update(of=("self",)) if lock else gpus)})
+        for part in parts([gpu.pk for gpu in self.held.values()]):
+            for gpu_id, start, size in ProtectedPlacement.objects.filter(gpu_id__in=part).values_list("gpu_id", "start", "size"):
+                self.spans[gpu_id].append((start, size))
+
+    def check(self, row: CheckedRow) -> None:
+        held = self.held.get(row.key)
+        if held is not None and not self.may_change(held.node.site.region_id):
+            row.refuse("uuid", "is not yours to use.")
+            return
+        check_site(self, row, self.sites)
+        code, host = row.values.get("site"), row.values.get("node")
+        if isinstance(code, str) and isinstance(host, str) and code in self.sites:
+            node = self.nodes.get(f"{code}/{host_label(host)}")
+            if node is None:
+                row.refuse("node", f"the site {code} has no node {host!r}; import it first.")
+            else:
+                row.values["node"] = node.host_name
+        sku, text = row.values.get("sku"), row.values.get("protected_placements")
+        if isinstance(sku, str) and isinstance(text, str):
+            starts: dict[int, set[int]] = defaultdict(set)
+            for profile in SKUS[sku].profiles:
+                starts[profile.size].update(profile.placements)
+            if problem := check_protection(SKUS[sku].mig_capable, starts, parse_spans(text)):
+                row.refuse("protected_placements", problem)
+        if isinstance(sku, str) and row.values.get("mig_enabled") and not SKUS[sku].mig_capable:
+            row.refuse("mig_enabled", f"{SKUS[sku].name} has no MIG.")
+
+    def current(self, held: Gpu) -> dict[str, Value]:
+        return {
+            "uuid": held.uuid,
+            "site": held.node.site.code,
+            "node": held.node.host_name,
+            "sku": held.sku,
+            "index": held.index,
+            "pci_bus_id": pci_address(held.pci_bus_id),
+            "serial": held.serial,
+            "mig_enabled": held.mig_enabled,
+            "protected_placements": write_spans(self.spans[held.pk]),
+        }
+
+    def observed(self, held: Gpu, field: str) -> bool:
+        if field == "index":
+            return held.last_seen_at is not None
+        attribute = {"node": "node_id", "site": "node_id"}.get(field, field)
+        return held.sources.get(attribute) in (Source.AGENT, Source.TELEMETRY)
+
+    def _assign(self, gpu: Gpu, values: Values) -> None:
+        if "node" in values or "site" in values:
+            held = {} if gpu.node_id is None else {"site": gpu.node.site.code, "node": gpu.node.host_name}
+            place = held | dict(values)
+            gpu.node = self.nodes[f"{place['site']}/{host_label(str(place['node']))}"]
+            gpu.sources["node_id"] = Source.IMPORT
+        for name in self._fields[1:]:
+            if name in values:
+                setattr(gpu, name, values[name])
+                if name != "index":
+                    gpu.sources[name] = Source.IMPORT
+
+    def create(self, rows: Sequence[Values], advance: Advance) -> None:
+        for part in parts(rows, CREATED_AT_ONCE):
+            gpus, wanted = [], {}
+            for values in part:
+                gpu = Gpu(uuid=str(values["uuid"]))
+                complete = self.complete(values)
+                self._assign(gpu, complete)
+                gpus.append(gpu)
+                wanted[gpu.uuid] = complete["protected_placements"]
+            Gpu.objects.bulk_create(gpus)
+            self._protect({gpu: wanted[gpu.uuid] for gpu in gpus if wanted[gpu.uuid]})
+            advance(len(part))
+
+    def update(self, changes: Sequence[tuple[str, Values]], advance: Advance) -> None:
+        for part in parts(changes):
+            protect: dict[Gpu, Value] = {}
+            for key, values in part:
+                gpu = self.held[key]
+                self._assign(gpu, values)
+                if "protected_placements" in values and values["protected_placements"] != write_spans(self.spans[gpu.pk]):
+                    protect[gpu] = values["protected_placements"]
+            update_rows(Gpu, [*self._fields, "sources"], [self.held[key] for key, _ in part])
+            ProtectedPlacement.objects.filter(gpu__in=list(protect)).delete()
+            self._protect(protect)
+            advance(len(part))
+            close_disagreements(ObjectKind.GPU, [key for key, _ in part], self.now)
+
+    def _protect(self, wanted: Mapping[Gpu, Value]) -> None:
+        ProtectedPlacement.objects.bulk_create(
+            [ProtectedPlacement(gpu=gpu, start=start, size=size) for gpu, text in wanted.items() if isinstance(text, str) for start, size in parse_spans(text)]
+        )
+
+    def users(self, keys: Sequence[str]) -> dict[str, str]:
+        return {key: "has been seen by now." for key in keys if self.held[key].first_seen_at is not None}
+
+
+def sites_by_code(codes: set[str]) -> dict[str, Site]:
+    found: dict[str, Site] = {}
+    for part in parts(sorted(codes)):
+        found.update({site.code: site for site in Site.objects.filter(code__in=part)})
+    return found
+
+
+def nodes_by_key(site_ids: Sequence[int], *, lock: bool) -> dict[str, Node]:
+    """Nodes that are not retired, by site code and host label."""
+    found: dict[str, Node] = {}
+    for part in parts(site_ids):
+        nodes = Node.objects.filter(site_id__in=part, retired_at__isnull=True).select_related("site").order_by("pk")
+        found.update({f"{node.site.code}/{host_label(node.host_name)}": node for node in (nodes.select_for_update(of=("self",)) if lock else nodes)})
+    return found
+
+
+def check_site(target: Target, row: CheckedRow, sites: Mapping[str, Site]) -> None:
+    """The row's site exists and may be changed; what lies outside the scope does not exist for its sender."""
+    code = row.values.get("site")
+    if isinstance(code, str) and (code not in sites or not target.may_change(sites[code].region_id)):
+        row.refuse("site", f"{code!r} does not exist.")
+
+
+TARGETS: dict[str, type[Target]] = {target.kind.name: target for target in (SiteTarget, NodeTarget, GpuTarget)}
+
+
+def close_unexpected(uuids: Sequence[str], at: datetime) -> None:
+    """GPUs that an import lists are no longer unexpected."""
+    close_findings(ObjectKind.GPU, uuids, at=at, because="Listed by an import", codes=[UNEXPECTED])

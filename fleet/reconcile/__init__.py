@@ -1,1 +1,0 @@
-"""Brings what agents and telemetry see together with what the inventory holds. `fleet.inventory` is its door."""

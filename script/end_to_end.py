@@ -21,6 +21,7 @@ from script.stack.stack import Stack
 
 STATES = ("ok", "degraded", "down", "unknown", "maintenance")
 CLOCK_HOLDS_SECONDS = 60
+MEMORY_MB = 4096  # of all processes of the demo; the browser is not one of them
 
 
 class CheckFailed(Exception):
@@ -72,6 +73,9 @@ class _Run:
             except Exception:
                 page.screenshot(path=self.stack.layout.logs / "check.png")
                 raise
+            memory_mb = round(self.stack.supervisor.memory_bytes() / 2**20)
+            self.facts["memory_mb"] = memory_mb
+            require(memory_mb <= MEMORY_MB, f"The demo's processes hold {memory_mb} MiB, more than {MEMORY_MB}.")
             require(not chromium.complaints, f"The browser complained: {chromium.complaints[:3]}")
         return {"ok": True, **self.facts}
 

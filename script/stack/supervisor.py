@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import psutil
 
 from script.servers import Server, ServerError, end_group
 
@@ -75,6 +78,19 @@ class Supervisor:
     def status_lines(self) -> list[str]:
         width = max(map(len, self._watched), default=0)
         return [f"  {name:<{width}}  {self._state_of(watched)}" for name, watched in self._watched.items()]
+
+    def memory_bytes(self) -> int:
+        """What all processes and their children hold, shared pages shared out (the kernel's PSS)."""
+        total = 0
+        for watched in self._watched.values():
+            if watched.server.process is None:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                first = psutil.Process(watched.server.process.pid)
+                for process in (first, *first.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        total += process.memory_full_info().pss
+        return total
 
     def _state_of(self, watched: _Watched) -> str:
         process = watched.server.process

@@ -16,7 +16,7 @@ from script.stack.browser import wait
 from script.stack.session import Session
 from script.stack.stack import Stack
 
-pytestmark = [pytest.mark.processes, pytest.mark.restart]
+pytestmark = pytest.mark.processes
 
 # Prometheus spreads its first scrapes over an interval, and the simulator has to be scraped again.
 SECONDS = {"prometheus": 40, "simulator-hardware": 40, "simulator-agents-1": 40}

@@ -65,7 +65,7 @@ class Control:
     def parse(cls, reader: Reader) -> Control:
         found = cls(
             control=reader.text("control", longest=40),
-            gpu_uuid=reader.text("gpu_uuid", longest=64),
+            gpu_uuid=reader.text("gpu_uuid", longest=64, empty=True),
             layers=reader.items("layers", Layer.parse, most=20),
         )
         reader.done()

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
+from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase, JsonResponse
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
 from console.access import ROLE_FOR, Access, Right, access_of
 from console.wall_session import device_token
 
 View = Callable[..., HttpResponseBase]
+# What a page fetches by itself, again and again, carries this header: nobody acted.
+AUTOMATIC_HEADER = "X-Automatic"
 
 
 class MissingRight(PermissionDenied):
@@ -40,6 +43,17 @@ def require(access: Access, right: Right, region_id: int | None = None) -> None:
         raise MissingRight(right)
 
 
+def _sign_in_first(request: HttpRequest) -> HttpResponseBase:
+    """The sign-in page, then back; a script gets 401 and says so on the page that it belongs to."""
+    headers = request.headers
+    if "HX-Request" in headers or AUTOMATIC_HEADER in headers or headers.get("Accept", "").startswith("application/json"):
+        return JsonResponse({"detail": "Not signed in."}, status=401)
+    if request.method in ("GET", "HEAD"):
+        return redirect_to_login(request.get_full_path())
+    page = headers.get("Referer", "")  # where the form stood: an act is never repeated by itself
+    return redirect_to_login(page if url_has_allowed_host_and_scheme(page, {request.get_host()}, require_https=request.is_secure()) else "/")
+
+
 def _refuse_nul(request: HttpRequest, named: dict[str, Any]) -> None:
     """No text of ours holds a NUL, and PostgreSQL refuses to look for one: in an address it finds nothing, in a form it is refused."""
     if any("\x00" in str(value) for value in named.values()):
@@ -51,9 +65,10 @@ def _refuse_nul(request: HttpRequest, named: dict[str, Any]) -> None:
 def signed_in_page(view: View) -> View:
     """For everybody who is signed in; passes the `Access` as the second argument."""
 
-    @login_required
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return _sign_in_first(request)
         _refuse_nul(request, kwargs)
         return view(request, request_access(request), *args, **kwargs)
 
@@ -63,9 +78,10 @@ def signed_in_page(view: View) -> View:
 def operator_page(view: View) -> View:
     """For NOC people of any role. For tenants' users and for people without a role the page does not exist."""
 
-    @login_required
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return _sign_in_first(request)
         access = request_access(request)
         if not access.is_operator_side:
             raise Http404

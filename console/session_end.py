@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 from django.conf import settings
 from django.contrib.auth import logout
-from django.contrib.auth.views import redirect_to_login
 from django.http import HttpRequest, HttpResponse
 
 from console.access import Access
-from console.guards import request_access
+from console.guards import AUTOMATIC_HEADER, request_access
 from console.wall_session import is_device
 
 STARTED, ENDS = "started_at", "ends_at"  # Unix seconds, in the session
-# What pages ask for by themselves is nobody's act.
+# What pages and programs read by themselves, beside what carries `AUTOMATIC_HEADER`.
 NOBODY_ASKED = ("/live/", "/charts/", "/static/", "/accounts/session", "/api/")
 RENEW_SECONDS = 60
 
@@ -37,6 +36,13 @@ def is_last(request: HttpRequest) -> bool:
     return started is not None and ends is not None and ends >= started + settings.SESSION_ABSOLUTE_SECONDS - RENEW_SECONDS
 
 
+def is_act(request: HttpRequest) -> bool:
+    """Whether a person asked for this: whatever changes something, and each page that is opened."""
+    if request.method not in ("GET", "HEAD", "OPTIONS"):
+        return True
+    return AUTOMATIC_HEADER not in request.headers and not request.path.startswith(NOBODY_ASKED)
+
+
 def renew(request: HttpRequest, *, now: float) -> None:
     """The person did something: the sign-in lasts on from now, within its absolute end."""
     started = request.session.setdefault(STARTED, now)
@@ -47,18 +53,16 @@ def renew(request: HttpRequest, *, now: float) -> None:
 
 
 class SessionEndMiddleware:
-    """Ends a sign-in whose time is over, and renews the one of a person who opens a page or acts."""
+    """Ends a sign-in whose time is over, and renews the one of a person who opens a page or acts. Views answer whoever is signed out."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        if not request.path.startswith(("/static/", "/api/")) and request.user.is_authenticated and not is_device(request):
+        if request.user.is_authenticated and not is_device(request):
             now = time.time()
             if seconds_left(request, now=now) == 0:
                 logout(request)
-                if request.method in ("GET", "HEAD") and not request.path.startswith(NOBODY_ASKED):
-                    return redirect_to_login(request.get_full_path())
-            elif not request.path.startswith(NOBODY_ASKED):
+            elif is_act(request):
                 renew(request, now=now)
         return self.get_response(request)

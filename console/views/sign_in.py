@@ -5,13 +5,13 @@ import time
 from allauth.account import views as account
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.middleware.csrf import get_token
 from django.urls import path
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
-from console.session_end import is_last, renew, seconds_left
+from console.session_end import is_last, seconds_left
 from console.sessions import revoke_sessions
-from console.wall_session import is_device
 
 
 class PasswordChangeView(account.PasswordChangeView):
@@ -25,13 +25,12 @@ class PasswordChangeView(account.PasswordChangeView):
 
 @require_http_methods(["GET", "POST"])
 def session(request: HttpRequest) -> JsonResponse:
-    """GET: seconds until the sign-in ends, without renewing it. POST: stay signed in. `last`: it cannot be renewed any more."""
-    now = time.time()
+    """Seconds until the sign-in ends; a POST is an act and so renews it, a GET does not. `last`: it cannot be renewed any more. `csrf`: for the
+    forms of a page that stayed open while the person signed in again."""
     if not request.user.is_authenticated:
         return JsonResponse({"detail": "Not signed in."}, status=401)
-    if request.method == "POST" and not is_device(request):
-        renew(request, now=now)
-    return JsonResponse({"left": seconds_left(request, now=now), "last": is_last(request)})
+    answer = {"left": seconds_left(request, now=time.time()), "last": is_last(request), "csrf": get_token(request)}
+    return JsonResponse(answer, headers={"Cache-Control": "no-store"})
 
 
 urlpatterns = [

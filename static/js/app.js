@@ -30,6 +30,7 @@ document.addEventListener("keydown", (event) => {
   if (menu) { menu.open = false; menu.querySelector("summary").focus(); event.stopPropagation(); }
 });
 document.body.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.xhr.status === 401) { document.dispatchEvent(new CustomEvent("session:ended")); return; }
   const id = event.detail.xhr.getResponseHeader("X-Request-ID");
   toast(id ? `${strings.failed} (${id})` : strings.failed, "error");
 });

@@ -1,16 +1,23 @@
-"""Pages in chromium: the chosen theme from the first paint, keys that can be switched off, and a content policy that nothing breaks."""
+"""Every page in chromium, full and empty: axe finds nothing in the dark and in the light, and at 360 px nothing is too small to hit or too wide to see."""
 
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, Page
+from django.test import Client
+from django.utils import timezone
+from playwright.sync_api import Browser, Page, ViewportSize
 
 from console.models import User
-from tests.builders import make_user
+from tests.builders import make_tenant, make_user
+from tests.console import every_page
+from tests.console.axe import violations
 from tests.console.browser import chromium, opened, playwright, wait_until  # noqa: F401 (fixtures)
 from tests.console.pages import signed_in
 
 pytestmark = [pytest.mark.django_db, pytest.mark.browser]
+WIDE, NARROW = ViewportSize(width=1280, height=900), ViewportSize(width=360, height=800)
+EMPTY = ["/", "/map", "/wall/all", "/sites", "/sites?q=zzz", "/nodes", "/regions", "/jobs", "/search", "/search?q=zzz", "/settings", "/settings/sessions",
+         "/settings/tokens", "/settings/agents", "/settings/senders", "/settings/tenants", "/accounts/password/", "/accounts/logout/", "/no-such-page"]  # fmt: skip
 
 
 @pytest.fixture
@@ -21,6 +28,64 @@ def administrator() -> User:
 def settled(page: Page, path: str) -> None:
     page.goto(path, wait_until="load")
     wait_until(page, "document.fonts.status === 'loaded'")
+    # map and wall draw what they have heard
+    wait_until(page, "!document.querySelector('#map-rows:not(:has(li)), #wall[data-state=connecting]')")
+
+
+def problems_of(page: Page, path: str) -> list[str]:
+    """All rules in the dark, contrast in the light, then as narrow as a telephone. One load."""
+    page.set_viewport_size(WIDE)
+    page.emulate_media(color_scheme="dark")
+    settled(page, path)
+    return problems_of_shown(page, path)
+
+
+def problems_of_shown(page: Page, path: str) -> list[str]:
+    found = [f"{path} dark: {text}" for text in violations(page)]
+    page.emulate_media(color_scheme="light")
+    found += [f"{path} light: {text}" for text in violations(page, rules=["color-contrast"])]
+    page.set_viewport_size(NARROW)
+    found += [f"{path} at 360 px: {text}" for text in violations(page, rules=["target-size", "scrollable-region-focusable"])]
+    if (wide := page.evaluate("document.documentElement.scrollWidth")) > NARROW["width"]:
+        found.append(f"{path} is {wide} px wide on a screen of {NARROW['width']}")
+    return found
+
+
+def check(chromium: Browser, client: Client, paths: list[str]) -> None:  # noqa: F811
+    with opened(chromium, client) as page:
+        problems = [text for path in paths for text in problems_of(page, path)]
+    assert not problems, "\n".join(problems)
+
+
+def test_axe_finds_nothing_on_a_full_console(chromium: Browser, administrator: User) -> None:  # noqa: F811
+    check(chromium, signed_in(administrator), every_page.fill(administrator, now=timezone.now()))
+
+
+def test_axe_finds_nothing_on_an_empty_console(chromium: Browser, administrator: User) -> None:  # noqa: F811
+    check(chromium, signed_in(administrator), EMPTY)
+
+
+def test_axe_finds_nothing_where_nobody_is_signed_in(chromium: Browser) -> None:  # noqa: F811
+    check(chromium, Client(), ["/accounts/login/", "/wall/sign-in"])
+
+
+def test_axe_finds_nothing_on_a_tenants_page(chromium: Browser) -> None:  # noqa: F811
+    check(chromium, signed_in(make_user("tina", tenant=make_tenant("acme"))), ["/"])
+
+
+def test_axe_finds_nothing_on_forms_that_were_refused(chromium: Browser, administrator: User) -> None:  # noqa: F811
+    wrong = (("/settings", "time_zone", "Mars/Olympus"), ("/settings/tokens", "name", ""), ("/accounts/password/", "oldpassword", "wrong"))
+    problems = []
+    with opened(chromium, signed_in(administrator)) as page:
+        for path, field, value in wrong:
+            settled(page, path)
+            page.fill(f"[name={field}]", value)
+            page.locator(f"form:has([name={field}]) button[type=submit]").click()
+            page.wait_for_selector(".form-errors, .errors")
+            problems += problems_of_shown(page, f"{path} refused")
+            page.set_viewport_size(WIDE)
+            page.emulate_media(color_scheme="dark")
+    assert not problems, "\n".join(problems)
 
 
 def test_a_theme_that_was_chosen_wins_over_the_browsers_from_the_first_paint(chromium: Browser, administrator: User) -> None:  # noqa: F811
@@ -29,15 +94,3 @@ def test_a_theme_that_was_chosen_wins_over_the_browsers_from_the_first_paint(chr
         assert 'data-theme="light"' in signed_in(administrator).get("/settings").content.decode(), "the server says so, no script is needed"
         settled(page, "/settings")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(244, 246, 248)"
-
-
-def test_letters_can_be_switched_off(chromium: Browser, administrator: User) -> None:  # noqa: F811
-    User.objects.filter(pk=administrator.pk).update(single_letter_keys=False)
-    with opened(chromium, signed_in(administrator)) as page:
-        settled(page, "/sites")
-        page.keyboard.press("?")
-        page.keyboard.press("/")
-        assert page.is_hidden("#keys")
-        assert page.evaluate("document.activeElement.id") != "quick"
-        page.keyboard.press("Control+k")
-        assert page.is_visible("#palette")

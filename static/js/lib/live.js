@@ -175,6 +175,7 @@ export class Live {
     clearInterval(this.watchdog);
     clearTimeout(this.retry);
     this.#become("lost", reason);
+    document.dispatchEvent(new CustomEvent("session:ended"));
   }
 
   #become(state, reason = "") {

@@ -59,7 +59,7 @@ export async function refreshAreas() {
   if (fetching) { again = true; return; }
   fetching = true;
   try {
-    const response = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
+    const response = await fetch(location.href, { headers: { Accept: "text/html", "X-Automatic": "1" }, redirect: "error" });
     if (!response.ok) return;
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     for (const area of document.querySelectorAll("[data-live-area]")) {

@@ -8,27 +8,14 @@ const LIMIT = 3.5e6; // largest scale: CSS pixels for the world's width
 const worldX = (lon) => (lon + 180) / 360;
 const worldY = (lat) => { const clamped = Math.max(-84, Math.min(84, lat)) * Math.PI / 180; return 0.5 - Math.log(Math.tan(Math.PI / 4 + clamped / 2)) / (2 * Math.PI); };
 
-// Cells whose marks would lie on each other become one, the larger takes the smaller in.
-function merged(cells) {
-  for (const cell of cells) { cell.x /= cell.rows.length; cell.y /= cell.rows.length; }
-  cells.sort((a, b) => b.rows.length - a.rows.length);
-  const kept = [];
-  for (const cell of cells) {
-    const one = cell.rows.length === 1;
-    const near = kept.find((other) => {
-      const single = one && other.rows.length === 1;
-      return Math.abs(other.x - cell.x) < (single ? 14 : one ? 62 : 96) && Math.abs(other.y - cell.y) < (single ? 14 : one ? 20 : 26);
-    });
-    if (!near) { kept.push(cell); continue; }
-    for (const row of cell.rows) near.rows.push(row);
-    cell.counts.forEach((n, i) => { near.counts[i] += n; });
-  }
-  return kept;
-}
+const GAP = 5; // between two marks, CSS pixels
+const PILL = 22, MARK = 18; // heights of a cluster and of a single site
+
+const touch = (a, b) => a.x < b.x + b.w + GAP && b.x < a.x + a.w + GAP && a.y < b.y + b.h + GAP && b.y < a.y + a.h + GAP;
 
 export class MapView {
   constructor(canvas, store) {
-    Object.assign(this, { canvas, store, paths: null, clusters: [], over: null, shown: [true, true, true, true, true] });
+    Object.assign(this, { canvas, store, paths: null, clusters: [], widths: new Map(), over: null, shown: [true, true, true, true, true] });
     this.g = canvas.getContext("2d", { alpha: false });
     this.x = this.y = 0.5;
     this.scale = 1000;
@@ -92,8 +79,8 @@ export class MapView {
 
   #clamp() { this.x = Math.max(0, Math.min(1, this.x)); this.y = Math.max(0.05, Math.min(0.95, this.y)); }
 
-  // Clusters of what is in view and shown, worst first.
-  cluster() {
+  // Clusters of what is in view and shown, worst first. `label(cell)` is the text in a cluster: its width decides what has room beside it.
+  cluster(label) {
     const cells = new Map();
     const { px, py, scale, width, height } = this, state = this.store.state;
     const ox = width / 2 - this.x * scale, oy = height / 2 - this.y * scale;
@@ -111,14 +98,50 @@ export class MapView {
       cell.y += y;
       cell.counts[state[i]]++;
     }
-    this.clusters = merged([...cells.values()]);
-    for (const cell of this.clusters) cell.worst = ORDER.find((one) => cell.counts[one]);
+    for (const cell of cells.values()) { cell.x /= cell.rows.length; cell.y /= cell.rows.length; this.#place(cell, label); }
+    this.clusters = this.#merged([...cells.values()], label);
     this.clusters.sort((a, b) => ORDER.indexOf(a.worst) - ORDER.indexOf(b.worst) || b.counts[b.worst] - a.counts[a.worst] || b.rows.length - a.rows.length);
     this.inView = total;
     return this.clusters;
   }
 
-  draw(label) {
+  // What cell is called and where it lies.
+  #place(cell, label) {
+    cell.worst = ORDER.find((one) => cell.counts[one]);
+    cell.text = cell.rows.length === 1 ? "" : label(cell);
+    const w = cell.text ? 32 + this.#widthOf(cell.text) : MARK, h = cell.text ? PILL : MARK;
+    cell.box = { x: Math.round(cell.x - w / 2), y: Math.round(cell.y - h / 2), w, h };
+  }
+
+  // The font came only now: texts are wider or narrower than they were.
+  forgetWidths() { this.widths.clear(); }
+
+  #widthOf(text) {
+    if (this.widths.size > 5000) this.widths.clear();
+    if (!this.widths.has(text)) { this.g.font = `600 12px ${this.colours.font}`; this.widths.set(text, Math.ceil(this.g.measureText(text).width)); }
+    return this.widths.get(text);
+  }
+
+  // Marks that would lie on each other become one: the larger takes the smaller in, and stays where it is. Its text may grow, so this goes on until nothing touches.
+  #merged(cells, label) {
+    cells.sort((a, b) => b.rows.length - a.rows.length);
+    let kept = cells, before;
+    do {
+      before = kept.length;
+      const round = [];
+      for (const cell of kept) {
+        const near = round.find((other) => touch(other.box, cell.box));
+        if (!near) { round.push(cell); continue; }
+        for (const row of cell.rows) near.rows.push(row);
+        cell.counts.forEach((n, i) => { near.counts[i] += n; });
+        this.#place(near, label);
+      }
+      kept = round;
+    } while (kept.length < before);
+    return kept;
+  }
+
+  draw() {
     const { g, ratio, colours, width, height, scale } = this;
     g.setTransform(1, 0, 0, 1, 0, 0);
     g.fillStyle = colours.bg;
@@ -138,23 +161,19 @@ export class MapView {
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
     g.textBaseline = "middle";
     // The worst on top.
-    for (let i = this.clusters.length - 1; i >= 0; i--) this.#drawCluster(this.clusters[i], label);
+    for (let i = this.clusters.length - 1; i >= 0; i--) this.#drawCluster(this.clusters[i]);
   }
 
-  #drawCluster(cell, label) {
+  #drawCluster(cell) {
     const { g, colours } = this;
-    const one = cell.rows.length === 1;
-    const lit = this.over === cell || this.chosen?.has?.(cell.rows[0]);
-    if (one) {
-      cell.box = { x: cell.x - 9, y: cell.y - 9, w: 18, h: 18 };
+    const { x, y, w, h } = cell.box;
+    const lit = this.over === cell;
+    if (!cell.text) {
       drawMark(g, cell.worst, cell.x, cell.y, lit ? 15 : 12, colours);
-      if (lit) { g.strokeStyle = colours.text; g.lineWidth = 1; g.strokeRect(cell.box.x, cell.box.y, 18, 18); }
+      if (lit) { g.strokeStyle = colours.text; g.lineWidth = 1; g.strokeRect(x, y, w, h); }
       return;
     }
-    const text = label(cell);
     g.font = `600 12px ${colours.font}`;
-    const w = 30 + g.measureText(text).width, h = 22, x = Math.round(cell.x - w / 2), y = Math.round(cell.y - h / 2);
-    cell.box = { x, y, w, h };
     g.beginPath();
     g.roundRect(x, y, w, h, h / 2);
     g.fillStyle = colours.panel2;
@@ -164,7 +183,7 @@ export class MapView {
     g.stroke();
     drawMark(g, cell.worst, x + 13, y + h / 2, 10, colours);
     g.fillStyle = cell.worst ? colours.text : colours.text2;
-    g.fillText(text, x + 23, y + h / 2 + 1);
+    g.fillText(cell.text, x + 23, y + h / 2 + 1);
   }
 
   at(x, y) { return this.clusters.find(({ box }) => box && x >= box.x && x <= box.x + box.w && y >= box.y && y <= box.y + box.h) ?? null; }

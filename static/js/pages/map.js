@@ -42,7 +42,7 @@ function lineOf(cell) {
 const siteUrl = (row) => page.dataset.siteUrl + encodeURIComponent(store.layout.sites.code[row]);
 
 let drawing = 0;
-function redraw() { if (!drawing) drawing = requestAnimationFrame(() => { drawing = 0; view.cluster(); view.draw(label); listSoon(); }); }
+function redraw() { if (!drawing) drawing = requestAnimationFrame(() => { drawing = 0; view.cluster(label); view.draw(); listSoon(); }); }
 
 // The list follows the view a moment later, and keeps the focused row.
 let listing = 0;
@@ -56,8 +56,8 @@ function showList() {
     const act = document.createElement(one ? "a" : "button");
     if (one) act.href = siteUrl(cell.rows[0]);
     else { act.type = "button"; act.addEventListener("click", () => zoomTo(cell)); }
-    act.addEventListener("mouseenter", () => { view.over = cell; view.draw(label); });
-    act.addEventListener("focus", () => { view.over = cell; view.draw(label); });
+    act.addEventListener("mouseenter", () => { view.over = cell; view.draw(); });
+    act.addEventListener("focus", () => { view.over = cell; view.draw(); });
     const name = Object.assign(document.createElement("span"), { className: "name", textContent: nameOf(cell) });
     const count = Object.assign(document.createElement("span"), { className: "num dim", textContent: one ? "" : number.format(cell.rows.length) });
     const sub = Object.assign(document.createElement("span"), { className: "detail", textContent: lineOf(cell) });
@@ -100,7 +100,7 @@ canvas.addEventListener("pointermove", (event) => {
   if (over === view.over) return;
   view.over = over;
   canvas.toggleAttribute("data-over", Boolean(over));
-  view.draw(label);
+  view.draw();
   showTip(over);
 });
 canvas.addEventListener("pointerup", (event) => {
@@ -111,7 +111,7 @@ canvas.addEventListener("pointerup", (event) => {
   if (!cell) return;
   if (cell.rows.length === 1) location.assign(siteUrl(cell.rows[0])); else zoomTo(cell);
 });
-canvas.addEventListener("pointerleave", () => { view.over = null; showTip(null); view.draw(label); });
+canvas.addEventListener("pointerleave", () => { view.over = null; showTip(null); view.draw(); });
 canvas.addEventListener("wheel", (event) => { event.preventDefault(); showTip(null); view.zoom(Math.exp(-event.deltaY * 0.0018), event.offsetX, event.offsetY); redraw(); }, { passive: false });
 const ARROWS = { ArrowLeft: [1, 0], ArrowRight: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
 canvas.addEventListener("keydown", (event) => { const arrow = ARROWS[event.key]; if (arrow) { event.preventDefault(); view.pan(arrow[0] * 80, arrow[1] * 80); redraw(); } });
@@ -146,6 +146,7 @@ async function start() {
   view.fit();
   redraw();
   new ResizeObserver(() => { view.resize(); redraw(); }).observe(canvas);
+  document.fonts.ready.then(() => { view.forgetWidths(); redraw(); });
   let due = 0;
   link = new Live({
     store,

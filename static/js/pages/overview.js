@@ -12,7 +12,7 @@ async function refresh() {
   busy = true;
   due = performance.now() + ALWAYS;
   try {
-    const response = await fetch(page.dataset.panels, { redirect: "error" });
+    const response = await fetch(page.dataset.panels, { headers: { "X-Automatic": "1" }, redirect: "error" });
     if (!response.ok) return;
     window.Idiomorph.morph(page, await response.text(), { morphStyle: "innerHTML" });
     refreshAges();

@@ -232,7 +232,7 @@ let panelsDue = performance.now() + PANELS, panelsText = "";
 async function refreshPanels() {
   panelsDue = performance.now() + PANELS;
   try {
-    const response = await fetch(page.dataset.panels, { redirect: "error" });
+    const response = await fetch(page.dataset.panels, { headers: { "X-Automatic": "1" }, redirect: "error" });
     if (!response.ok) return;
     const text = await response.text();
     if (text === panelsText || held) return;

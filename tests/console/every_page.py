@@ -1,0 +1,53 @@
+"""A small fleet in all states, and the address of every page about it: for tests that go over all pages."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from console.models import User
+from fleet import jobs
+from fleet.job_kinds import runner_of
+from fleet.models import AgentIdentity, DataQuality, InventoryImport, Job, KeyChangeRequest, MaintenanceWindow, Policy, Sender, Site, XidEvent
+from script.benchmarks.fleet_rows import fill_fleet
+from tests.console.pages import signed_in
+
+SITES, GPUS_PER_NODE = 60, 3
+
+
+def fill(administrator: User, *, now: datetime) -> list[str]:
+    """Sites in all five states with one node each, and one of everything that a page may show. The addresses, the standing pages first."""
+    fill_fleet(sites=SITES, now=now, sites_per_region=20, regions_per_area=2, gpus_per_node=GPUS_PER_NODE, seed=5)
+    site = Site.objects.filter(health__state="degraded").order_by("pk").first() or Site.objects.order_by("pk")[0]
+    node = site.nodes.get()
+    phy, split, whole = node.gpus.order_by("index")
+    XidEvent.objects.create(gpu=phy, xid=79, first_at=now, last_at=now, count=2, source="gauge")
+    MaintenanceWindow.objects.create(scope_kind="site", scope_key=site.code, starts_at=now, ends_at=now + timedelta(hours=2), reason="CHG-1", created_by="adam")
+    Policy.objects.create(
+        control="clock_range", scope_kind="gpu", scope_key=whole.uuid, parameters={"min_mhz": 900, "max_mhz": 1200}, reason="heat", starts_at=now,
+        ends_at=now + timedelta(hours=1), created_by=administrator, created_at=now,
+    )  # fmt: skip
+    AgentIdentity.objects.create(node=node, public_key=b"k" * 32, enrolled_at=now)
+    KeyChangeRequest.objects.create(node=node, public_key=b"n" * 32, requested_at=now)
+    sender = Sender.objects.create(name="prom-1", token_hash="x")
+    sender.regions.set([site.region])
+    DataQuality.objects.create(site=site, sender=sender, reason="out_of_range", count=4, first_at=now, last_at=now, example='DCGM_FI_DEV_GPU_TEMP{gpu="0"} 511')
+    reviewed, unmapped = _imports(signed_in(administrator), site.region.slug, now)
+    return [
+        "/", "/map", "/wall/all", "/sites?page_size=10", "/sites?state=down&q=a", "/sites?state=nonsense", "/nodes?page_size=10", "/gpus?page_size=10", "/regions",
+        f"/sites/{site.code}", f"/nodes/{node.pk}", f"/gpus/{phy.uuid}", f"/gpus/{split.uuid}", f"/gpus/{whole.uuid}", f"/regions/{site.region.slug}",
+        "/search?q=maryvale", "/jobs", f"/jobs/{reviewed.pk}", "/imports/new", f"/imports/{reviewed.pk}", f"/imports/{reviewed.pk}?outcome=error",
+        f"/imports/{unmapped.pk}/columns", "/settings/agents", "/settings/senders", "/settings/users", f"/settings/users/{administrator.pk}",
+        "/settings/tenants", "/settings/tenants/acme", "/settings/tokens",
+    ]  # fmt: skip
+
+
+def _imports(client: Client, region: str, now: datetime) -> tuple[InventoryImport, InventoryImport]:
+    """One that waits for its decision, with an error and a new row; one whose columns wait to be mapped."""
+    for content in (f"code,region,name,latitude\nW-1,{region},West one,1\nW-2,{region},,91\n", f"Site,region,remark\nW-1,{region},x\n"):
+        client.post("/imports/new", {"kind": "sites", "on_duplicate": "update", "file": SimpleUploadedFile("sites.csv", content.encode())})
+    checked = jobs.run(Job.objects.get(state=Job.State.QUEUED).pk, runner_of, now)
+    assert checked is not None
+    return InventoryImport.objects.get(job=checked), InventoryImport.objects.exclude(job=checked).get()

@@ -1,4 +1,5 @@
 from fleet.models.agent import AgentConnection, AgentIdentity, EnrolmentToken, KeyChangeRequest
+from fleet.models.command import Breaker, Command, CommandDecision, CommandTarget, Freeze
 from fleet.models.gpu import Gpu, MigSlice, ProtectedPlacement, Workload
 from fleet.models.health import (
     Finding,
@@ -25,11 +26,16 @@ __all__ = [
     "AgentIdentity",
     "Area",
     "AuditEntry",
+    "Breaker",
+    "Command",
+    "CommandDecision",
+    "CommandTarget",
     "DataQuality",
     "DesiredDocument",
     "Disagreement",
     "EnrolmentToken",
     "Finding",
+    "Freeze",
     "Gpu",
     "GpuHealth",
     "GpuReading",

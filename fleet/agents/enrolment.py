@@ -14,9 +14,9 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from agent.protocol import Bundle, EnrolAnswer, EnrolRequest, EnrolStatus, enrolment_statement, fingerprint_of
-from fleet.control import signing
+from fleet.control import audit, signing
 from fleet.control.desired_state import wake
-from fleet.models import AgentIdentity, AuditEntry, EnrolmentToken, KeyChangeRequest, Node, ObjectKind
+from fleet.models import AgentIdentity, EnrolmentToken, KeyChangeRequest, Node, ObjectKind
 
 VALID_FOR = timedelta(days=7)
 LONGEST_VALID = timedelta(days=90)
@@ -64,20 +64,17 @@ def issue_bundles(*, nodes: Iterable[Node], user: AbstractUser, now: datetime, v
             ],
             batch_size=1000,
         )
-        AuditEntry.objects.bulk_create(
-            [
-                AuditEntry(
-                    at=now,
-                    actor=user.get_username(),
-                    action="agent.token_issued",
-                    kind=ObjectKind.NODE,
-                    object_key=str(node.pk),
-                    detail={"expires_at": expires_at.isoformat()},
-                    request_id=request_id,
-                )
-                for node in found
-            ],
-            batch_size=1000,
+        audit.record_many(
+            audit.Act(
+                at=now,
+                actor=user.get_username(),
+                action="agent.token_issued",
+                kind=ObjectKind.NODE,
+                key=str(node.pk),
+                detail={"expires_at": expires_at.isoformat()},
+                request_id=request_id,
+            )
+            for node in found
         )
     fingerprint = fingerprint_of(console_key)
     return [
@@ -182,6 +179,4 @@ def _revoke(node_id: int, user: AbstractUser, now: datetime) -> bool:
 
 
 def _audit(node: Node, *, actor: str, action: str, now: datetime, detail: dict[str, object], reason: str = "", request_id: str = "") -> None:
-    AuditEntry.objects.create(
-        at=now, actor=actor, action=action, kind=ObjectKind.NODE, object_key=str(node.pk), reason=reason, detail=detail, request_id=request_id
-    )
+    audit.record(now=now, actor=actor, action=action, kind=ObjectKind.NODE, key=str(node.pk), reason=reason, detail=detail, request_id=request_id)

@@ -10,8 +10,8 @@ from django.contrib.auth.models import AbstractUser
 from django.db import IntegrityError, transaction
 
 from fleet import catalogue
-from fleet.control import desired_state
-from fleet.models import AuditEntry, Gpu, Node, ObjectKind, Policy
+from fleet.control import audit, desired_state
+from fleet.models import Gpu, Node, ObjectKind, Policy
 from fleet.stream import publish_notices
 
 CLOCK_RANGE = "clock_range"
@@ -198,12 +198,12 @@ def _reason(value: object, errors: dict[str, str]) -> str:
 
 
 def _audit(policy: Policy, *, actor: str, action: str, reason: str, now: datetime, request_id: str) -> None:
-    AuditEntry.objects.create(
-        at=now,
+    audit.record(
+        now=now,
         actor=actor,
         action=action,
         kind=policy.scope_kind,
-        object_key=policy.scope_key,
+        key=policy.scope_key,
         reason=reason,
         detail={
             "policy": policy.pk,

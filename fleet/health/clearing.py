@@ -4,7 +4,8 @@ from datetime import datetime
 
 from django.db import transaction
 
-from fleet.models import AuditEntry, Finding
+from fleet.control import audit
+from fleet.models import Finding
 
 CLEARED_BY = "Cleared by "
 
@@ -30,12 +31,12 @@ def clear_finding(*, finding: Finding, reason: str, actor: str, now: datetime, r
         if current.until is None:
             current.until, current.ended_because = max(now, current.since), f"{CLEARED_BY}{actor}: {text}"[:120]
             current.save(update_fields=["until", "ended_because"])
-            AuditEntry.objects.create(
-                at=now,
+            audit.record(
+                now=now,
                 actor=actor,
                 action="finding.clear",
                 kind=current.kind,
-                object_key=current.object_key,
+                key=current.object_key,
                 reason=text,
                 detail={"finding": current.pk, "code": current.code, "summary": current.summary},
                 request_id=request_id,

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.models import Q
 
-from fleet.models import Area, AuditEntry, Gpu, MaintenanceWindow, Node, ObjectKind, Region, Site
+from fleet.control import audit
+from fleet.models import Area, Gpu, MaintenanceWindow, Node, ObjectKind, Region, Site
 
 LONGEST = timedelta(days=90)
 SCOPES = (ObjectKind.FLEET, ObjectKind.AREA, ObjectKind.REGION, ObjectKind.SITE, ObjectKind.NODE, ObjectKind.GPU)
@@ -140,13 +141,13 @@ def _end_errors(starts_at: datetime, ends_at: datetime, now: datetime) -> dict[s
 
 
 def _audit(window: MaintenanceWindow, action: str, reason: str, actor: str, now: datetime, request_id: str, detail: dict[str, str]) -> None:
-    AuditEntry.objects.create(
-        at=now,
+    audit.record(
+        now=now,
         actor=actor,
         action=action,
         kind=window.scope_kind,
-        object_key=window.scope_key,
-        reason=reason.strip(),
+        key=window.scope_key,
+        reason=reason,
         detail={"window": window.pk, **detail},
         request_id=request_id,
     )

@@ -1,4 +1,5 @@
 from fleet.models.agent import AgentConnection, AgentIdentity, EnrolmentToken, KeyChangeRequest
+from fleet.models.audit import AuditCheck, AuditEntry, AuditKind, AuditOutcome, AuditSeal, AuditStream
 from fleet.models.command import Breaker, Command, CommandDecision, CommandTarget, Freeze
 from fleet.models.gpu import Gpu, MigSlice, ProtectedPlacement, Workload
 from fleet.models.health import (
@@ -15,7 +16,7 @@ from fleet.models.health import (
 )
 from fleet.models.job import ImportRow, InventoryImport, Job, JobLogLine
 from fleet.models.node import Node
-from fleet.models.policy import AuditEntry, DesiredDocument, ObservedControl, Policy
+from fleet.models.policy import DesiredDocument, ObservedControl, Policy
 from fleet.models.reading import GpuReading, LastKnownReading, ServiceReading, SliceReading
 from fleet.models.reconcile import Disagreement, Source
 from fleet.models.sender import DataQuality, Sender
@@ -25,7 +26,12 @@ __all__ = [
     "AgentConnection",
     "AgentIdentity",
     "Area",
+    "AuditCheck",
     "AuditEntry",
+    "AuditKind",
+    "AuditOutcome",
+    "AuditSeal",
+    "AuditStream",
     "Breaker",
     "Command",
     "CommandDecision",

@@ -77,20 +77,3 @@ class ObservedControl(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["node", "gpu_uuid", "control"], name="observed_once")]
-
-
-class AuditEntry(models.Model):
-    """Who did what, on what, why, when. Append-only: the application role has no UPDATE or DELETE here."""
-
-    at = models.DateTimeField()
-    actor = models.CharField(max_length=150, help_text="User name, token prefix, or agent:<node id>.")
-    action = models.CharField(max_length=60)
-    kind = models.CharField(max_length=8, choices=ObjectKind, blank=True)
-    object_key = models.CharField(max_length=80, blank=True)
-    reason = models.CharField(max_length=300, blank=True)
-    outcome = models.CharField(max_length=12, default="done")
-    detail = models.JSONField(default=dict)
-    request_id = models.CharField(max_length=64, blank=True)
-
-    class Meta:
-        indexes = [models.Index(fields=["kind", "object_key", "-at"], name="audit_object_idx"), models.Index(fields=["-at"], name="audit_at_idx")]

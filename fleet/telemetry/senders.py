@@ -9,7 +9,8 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from fleet.models import AuditEntry, ObjectKind, Region, Sender
+from fleet.control import audit
+from fleet.models import ObjectKind, Region, Sender
 from fleet.telemetry.resolver import SenderScope
 
 TOKEN_PREFIX = "mhs_"  # noqa: S105 - shows what kind of token it is, is none
@@ -94,7 +95,7 @@ def revoke_sender(sender: Sender, *, now: datetime, actor: str = CONSOLE, reques
 
 
 def _note(action: str, sender: Sender, now: datetime, actor: str, request_id: str, detail: dict[str, object]) -> None:
-    AuditEntry.objects.create(at=now, actor=actor, action=action, kind=ObjectKind.SENDER, object_key=sender.name, detail=detail, request_id=request_id[:64])
+    audit.record(now=now, actor=actor, action=action, kind=ObjectKind.SENDER, key=sender.name, detail=detail, request_id=request_id)
 
 
 def verify_token(token: str, *, now: datetime) -> Sender | None:

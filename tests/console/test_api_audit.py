@@ -112,7 +112,7 @@ def test_an_act_by_token_names_the_token() -> None:
     admin = make_user("root", role="administrator")
     assert call(admin, "POST", "tenants/", {"key": "amber", "name": "Amber"}, scopes=["write:people"]).status_code == 201
     entry = AuditEntry.objects.get(action="tenant.create")
-    assert (entry.actor, entry.detail["by_token"]) == ("root", ApiToken.objects.get().prefix)
+    assert (entry.actor, entry.through) == ("root", f"token:{ApiToken.objects.get().prefix}")
 
 
 def test_senders_leave_who_made_rotated_and_revoked_them() -> None:

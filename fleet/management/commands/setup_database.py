@@ -9,7 +9,7 @@ from django.db import connection
 from psycopg import sql
 
 # The application may add to these tables and read them, and nothing else.
-APPEND_ONLY = ("fleet_auditentry", "fleet_healthtransition")
+APPEND_ONLY = ("fleet_auditentry", "fleet_auditseal", "fleet_healthtransition")
 EVENT_SUFFIX = "event"
 
 

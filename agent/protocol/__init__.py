@@ -4,7 +4,7 @@
 `messages` are the messages of the socket, `enrolment` is what happens before there is one.
 """
 
-from agent.protocol.document import Control, DesiredState, DocumentError, Layer, ProtectedSpan, SignedDocument, key_id_of, sign_document, verify_document
+from agent.protocol.document import Control, DesiredState, DocumentError, Layer, Place, ProtectedSpan, SignedDocument, key_id_of, sign_document, verify_document
 from agent.protocol.enrolment import Bundle, EnrolAnswer, EnrolRequest, EnrolStatus, enrolment_statement, fingerprint_of
 from agent.protocol.health import Condition, DriverMismatch, GpuCondition, HealthReport
 from agent.protocol.inventory import GpuFacts, InventoryReport, NodeFacts, Sharing, SliceFacts, WorkloadFacts
@@ -29,12 +29,26 @@ from agent.protocol.messages import (
     parse_agent_message,
     parse_gateway_message,
 )
+from agent.protocol.rules import AdmissionRules, FrontEnd, Grant, LocalRules, PowerSchedule, WorkloadRule
+from agent.protocol.switch import (
+    EventAck,
+    LocalEvent,
+    ScopeKind,
+    SignedSwitch,
+    Switch,
+    SwitchKind,
+    SwitchState,
+    SwitchUpdate,
+    sign_switch,
+    verify_switch,
+)
 from agent.protocol.wire import MAX_MESSAGE_BYTES, ProtocolError
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "PROTOCOL_VERSION",
     "Ack",
+    "AdmissionRules",
     "AgentMessage",
     "Auth",
     "Bundle",
@@ -48,28 +62,42 @@ __all__ = [
     "EnrolAnswer",
     "EnrolRequest",
     "EnrolStatus",
+    "EventAck",
     "Fetch",
+    "FrontEnd",
     "GatewayMessage",
     "GpuCondition",
     "GpuFacts",
+    "Grant",
     "HealthReport",
     "Heartbeat",
     "InventoryReport",
     "Layer",
+    "LocalEvent",
+    "LocalRules",
     "NoDocument",
     "NodeFacts",
     "Observation",
     "ObservedReport",
     "ObservedState",
+    "Place",
+    "PowerSchedule",
     "ProtectedSpan",
     "ProtocolError",
     "Refusal",
     "Resend",
+    "ScopeKind",
     "Sharing",
     "SignedDocument",
+    "SignedSwitch",
     "SliceFacts",
+    "Switch",
+    "SwitchKind",
+    "SwitchState",
+    "SwitchUpdate",
     "Welcome",
     "WorkloadFacts",
+    "WorkloadRule",
     "authentication_statement",
     "enrolment_statement",
     "fingerprint_of",
@@ -77,5 +105,7 @@ __all__ = [
     "parse_agent_message",
     "parse_gateway_message",
     "sign_document",
+    "sign_switch",
     "verify_document",
+    "verify_switch",
 ]

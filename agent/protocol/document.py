@@ -8,16 +8,17 @@ contact therefore falls back by itself when a temporary layer ends.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from agent.protocol.rules import LocalRules
 from agent.protocol.wire import MAX_INTEGER, ProtocolError, Reader, dump_canonical, encode_bytes, load_object
 
 MAX_DOCUMENT_BYTES = 256 * 1024
-FORMAT = 1
+FORMAT = 2
 _CONTEXT = b"masthead-desired-state-v1\0"
 
 
@@ -91,6 +92,34 @@ class ProtectedSpan:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a node stands: slugs, site code, node id as text, and the site's IANA time zone. Wide switches are for a place."""
+
+    area: str
+    region: str
+    site: str
+    node: str
+    time_zone: str
+
+    @classmethod
+    def parse(cls, reader: Reader) -> Place:
+        found = cls(
+            area=reader.text("area", longest=80),
+            region=reader.text("region", longest=80),
+            site=reader.text("site", longest=80),
+            node=reader.text("node", longest=80),
+            time_zone=reader.text("time_zone", longest=64),
+        )
+        reader.done()
+        return found
+
+    def within(self, scope_kind: str, scope_key: str) -> bool:
+        """Whether the scope (fleet, area, region, site, node) covers this node."""
+        keys = {"fleet": "", "area": self.area, "region": self.region, "site": self.site, "node": self.node}
+        return keys.get(scope_kind) == scope_key
+
+
+@dataclass(frozen=True)
 class DesiredState:
     """`target_kind` is "node", `target_key` its id in the console. `not_after` (Unix seconds) is the last moment to accept it."""
 
@@ -101,6 +130,8 @@ class DesiredState:
     not_after: float | None
     controls: tuple[Control, ...]
     protected: tuple[ProtectedSpan, ...]
+    place: Place
+    rules: LocalRules = field(default_factory=LocalRules)
 
     @classmethod
     def from_bytes(cls, body: bytes) -> DesiredState:
@@ -115,8 +146,12 @@ class DesiredState:
             not_after=reader.optional("not_after", lambda name: reader.number(name, low=0, high=1e11)),
             controls=reader.items("controls", Control.parse, most=1000),
             protected=reader.items("protected", ProtectedSpan.parse, most=1000),
+            place=Place.parse(reader.child("place")),
+            rules=LocalRules.parse(reader.child("rules")),
         )
         reader.done()
+        if found.target_kind == "node" and found.place.node != found.target_key:
+            raise ProtocolError("place.node", "is not the node that the document is for")
         return found
 
     def to_bytes(self) -> bytes:

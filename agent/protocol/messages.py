@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from agent.protocol.document import SignedDocument
 from agent.protocol.health import HealthReport
 from agent.protocol.inventory import InventoryReport
+from agent.protocol.switch import EventAck, LocalEvent, SignedSwitch, SwitchUpdate
 from agent.protocol.wire import ProtocolError, Reader, encode_bytes, load_object
 
 PROTOCOL_VERSION = 1
@@ -284,13 +285,15 @@ class Refusal:
         return {"type": self.type, **asdict(self)}
 
 
-AgentMessage = Auth | Heartbeat | InventoryReport | HealthReport | Fetch | Ack | ObservedReport
-GatewayMessage = Challenge | Welcome | SignedDocument | NoDocument | Resend | Refusal
+AgentMessage = Auth | Heartbeat | InventoryReport | HealthReport | Fetch | Ack | ObservedReport | SwitchUpdate | LocalEvent
+GatewayMessage = Challenge | Welcome | SignedDocument | NoDocument | Resend | Refusal | SignedSwitch | EventAck
 
 _AGENT: dict[str, Callable[[Reader], AgentMessage]] = {
-    kind.type: kind.parse for kind in (Auth, Heartbeat, InventoryReport, HealthReport, Fetch, Ack, ObservedReport)
+    kind.type: kind.parse for kind in (Auth, Heartbeat, InventoryReport, HealthReport, Fetch, Ack, ObservedReport, SwitchUpdate, LocalEvent)
 }
-_GATEWAY: dict[str, Callable[[Reader], GatewayMessage]] = {kind.type: kind.parse for kind in (Challenge, Welcome, SignedDocument, NoDocument, Resend, Refusal)}
+_GATEWAY: dict[str, Callable[[Reader], GatewayMessage]] = {
+    kind.type: kind.parse for kind in (Challenge, Welcome, SignedDocument, NoDocument, Resend, Refusal, SignedSwitch, EventAck)
+}
 
 
 def parse_agent_message(data: str | bytes) -> AgentMessage:

@@ -7,7 +7,7 @@ whole GPU.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import redis
@@ -15,7 +15,7 @@ import structlog
 from django.db import connection, transaction
 from django.db.models import Q
 
-from agent.protocol import Control, DesiredState, Layer, ProtectedSpan, ProtocolError, sign_document
+from agent.protocol import Control, DesiredState, Layer, Place, ProtectedSpan, ProtocolError, sign_document
 from fleet.control import signing
 from fleet.models import DesiredDocument, Gpu, Node, ObjectKind, Policy, ProtectedPlacement
 from fleet.stream import connect
@@ -38,32 +38,26 @@ _DUE = """
 """
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The scope keys that cover a node."""
-
-    area: str
-    region: str
-    site: str
-    node: str
-
-    def key_of(self, kind: str) -> str | None:
-        keys: dict[str, str] = {
-            ObjectKind.FLEET: "",
-            ObjectKind.AREA: self.area,
-            ObjectKind.REGION: self.region,
-            ObjectKind.SITE: self.site,
-            ObjectKind.NODE: self.node,
-        }
-        return keys.get(kind)
+def _key_of(place: Place, kind: str) -> str:
+    """The key under which policies of that kind of scope cover the node."""
+    keys: dict[str, str] = {
+        ObjectKind.FLEET: "",
+        ObjectKind.AREA: place.area,
+        ObjectKind.REGION: place.region,
+        ObjectKind.SITE: place.site,
+        ObjectKind.NODE: place.node,
+    }
+    return keys[kind]
 
 
 def compose(node_ids: Iterable[int], *, now: datetime) -> dict[int, DesiredState]:
     """The desired state of each node, without version (0) and time (0). The same number of queries for one node and for many."""
     ids = list(node_ids)
     places = {
-        pk: _Place(area, region, site, str(pk))
-        for pk, area, region, site in Node.objects.filter(pk__in=ids).values_list("pk", "site__region__area__slug", "site__region__slug", "site__code")
+        pk: Place(area=area, region=region, site=site, node=str(pk), time_zone=str(time_zone))
+        for pk, area, region, site, time_zone in Node.objects.filter(pk__in=ids).values_list(
+            "pk", "site__region__area__slug", "site__region__slug", "site__code", "site__time_zone"
+        )
     }
     gpus: dict[int, list[str]] = defaultdict(list)
     for node_id, gpu_uuid in Gpu.objects.filter(node_id__in=ids).exclude(presence=Gpu.Presence.RETIRED).order_by("uuid").values_list("node_id", "uuid"):
@@ -82,29 +76,30 @@ def compose(node_ids: Iterable[int], *, now: datetime) -> dict[int, DesiredState
             not_after=_not_after(controls),
             controls=controls,
             protected=tuple(spans[node_id]),
+            place=place,
         )
         for node_id, place in places.items()
         for controls in [_controls(place, gpus[node_id], {span.gpu_uuid for span in spans[node_id]}, policies)]
     }
 
 
-def _policies_by_scope(places: Iterable[_Place], gpu_uuids: list[str], now: datetime) -> Mapping[tuple[str, str], list[Policy]]:
+def _policies_by_scope(places: Iterable[Place], gpu_uuids: list[str], now: datetime) -> Mapping[tuple[str, str], list[Policy]]:
     found = list(places)
     covered = Q(scope_kind=ObjectKind.FLEET) | Q(scope_kind=ObjectKind.GPU, scope_key__in=gpu_uuids)
     for kind in (ObjectKind.AREA, ObjectKind.REGION, ObjectKind.SITE, ObjectKind.NODE):
-        covered |= Q(scope_kind=kind, scope_key__in={place.key_of(kind) for place in found})
+        covered |= Q(scope_kind=kind, scope_key__in={_key_of(place, kind) for place in found})
     by_scope: dict[tuple[str, str], list[Policy]] = defaultdict(list)
     for policy in Policy.objects.filter(covered, withdrawn_at__isnull=True).filter(Q(ends_at__isnull=True) | Q(ends_at__gt=now)):
         by_scope[(policy.scope_kind, policy.scope_key)].append(policy)
     return by_scope
 
 
-def _controls(place: _Place, gpu_uuids: list[str], carry_phy: set[str], policies: Mapping[tuple[str, str], list[Policy]]) -> tuple[Control, ...]:
+def _controls(place: Place, gpu_uuids: list[str], carry_phy: set[str], policies: Mapping[tuple[str, str], list[Policy]]) -> tuple[Control, ...]:
     controls: list[Control] = []
     for gpu_uuid in gpu_uuids:
         if gpu_uuid in carry_phy:
             continue
-        scopes = [(kind, place.key_of(kind) or "") for kind in RANK if kind != ObjectKind.GPU] + [(ObjectKind.GPU, gpu_uuid)]
+        scopes = [(kind, _key_of(place, kind)) for kind in RANK if kind != ObjectKind.GPU] + [(ObjectKind.GPU, gpu_uuid)]
         by_control: dict[str, list[Policy]] = defaultdict(list)
         for scope in scopes:
             for policy in policies.get((scope[0].value, scope[1]), ()):

@@ -2,12 +2,27 @@
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agent.protocol import Control, DesiredState, Layer, ProtectedSpan, SignedDocument, sign_document
+from agent.protocol import (
+    Control,
+    DesiredState,
+    Layer,
+    LocalRules,
+    Place,
+    ProtectedSpan,
+    ScopeKind,
+    SignedDocument,
+    SignedSwitch,
+    Switch,
+    SwitchKind,
+    sign_document,
+    sign_switch,
+)
 
 T0 = 1_800_000_000.0
 NODE = 7
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
 CONSOLE = Ed25519PrivateKey.generate()
+SWITCH_ID = "0c1f7a3e-7d3c-4f0e-9c55-1f6f2f1f0a01"
 CONSOLE_KEY = CONSOLE.public_key().public_bytes_raw()
 
 
@@ -27,6 +42,7 @@ def document(
     not_after: float | None = None,
     protected: tuple[ProtectedSpan, ...] = (),
     issued_at: float = T0,
+    rules: LocalRules | None = None,
 ) -> SignedDocument:
     state = DesiredState(
         target_kind="node",
@@ -36,5 +52,36 @@ def document(
         not_after=not_after,
         controls=controls,
         protected=protected,
+        place=Place(area="west", region="west-1", site="W1", node=str(node_id), time_zone="Europe/Berlin"),
+        rules=rules or LocalRules(),
     )
     return sign_document(state, key)
+
+
+def switch(
+    version: int = 1,
+    *,
+    kind: SwitchKind = SwitchKind.KILL,
+    scope: tuple[ScopeKind, str] = (ScopeKind.FLEET, ""),
+    armed: bool = True,
+    ends_at: float | None = None,
+    tenant: str = "",
+    model: str = "",
+    switch_id: str = SWITCH_ID,
+) -> Switch:
+    return Switch(
+        switch=switch_id,
+        version=version,
+        kind=kind,
+        scope_kind=scope[0],
+        scope_key=scope[1],
+        armed=armed,
+        issued_at=T0,
+        ends_at=ends_at,
+        tenant=tenant,
+        model=model,
+    )
+
+
+def signed_switch(found: Switch | None = None, *, key: Ed25519PrivateKey = CONSOLE) -> SignedSwitch:
+    return sign_switch(found or switch(), key)

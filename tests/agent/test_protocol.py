@@ -20,12 +20,14 @@ from agent.protocol import (
     EnrolAnswer,
     EnrolRequest,
     EnrolStatus,
+    EventAck,
     Fetch,
     GpuCondition,
     GpuFacts,
     HealthReport,
     Heartbeat,
     InventoryReport,
+    LocalEvent,
     NodeFacts,
     NoDocument,
     Observation,
@@ -37,6 +39,8 @@ from agent.protocol import (
     Sharing,
     SignedDocument,
     SliceFacts,
+    SwitchState,
+    SwitchUpdate,
     Welcome,
     WorkloadFacts,
     fingerprint_of,
@@ -45,7 +49,7 @@ from agent.protocol import (
     verify_document,
 )
 from agent.protocol.wire import dump_canonical, load_object
-from tests.agent.documents import CONSOLE_KEY, T0, A, control, document, layer
+from tests.agent.documents import CONSOLE_KEY, SWITCH_ID, T0, A, control, document, layer, signed_switch
 
 INVENTORY = InventoryReport(
     at=T0,
@@ -68,6 +72,8 @@ AGENT_MESSAGES: list[Any] = [
     Fetch(4),
     Ack(3, "expired", "too late"),
     ObservedReport((Observation(A, "clock_range", 3, ObservedState.DRIFTED, {"sm_mhz": 1980, "idle": False, "why": None}, "", T0, 9),)),
+    SwitchUpdate(SWITCH_ID, 2, SwitchState.PENDING, 3, None, "no API server", T0, 4),
+    LocalEvent(SWITCH_ID, "evicted", T0, "tenant-a/llm-0", {"reason": "reservation", "used_bytes": 12}),
 ]
 GATEWAY_MESSAGES: list[Any] = [
     Challenge(bytes(32)),
@@ -76,6 +82,8 @@ GATEWAY_MESSAGES: list[Any] = [
     NoDocument(3),
     Resend(),
     Refusal(4400, "bad", "type"),
+    signed_switch(),
+    EventAck((SWITCH_ID,)),
 ]
 
 

@@ -63,8 +63,9 @@ class AuditEntry(models.Model):
 class AuditSeal(models.Model):
     """A closed batch of entries, chained by hash to the one before. Append-only as the entries are. Made by `fleet.control.audit_seal` alone.
 
-    It holds the entries with `id > after_id` and `from_transaction <= transaction < until_transaction` (no end when null, which closes what a
-    database brought along when it was restored elsewhere: docs/decisions/004). Each entry lies in one seal, or in none yet.
+    It holds the entries with `after_id < id` and `from_transaction <= transaction < until_transaction`, so that each entry lies in one seal or in none
+    yet. A seal with `until_id` and no `until_transaction` closes an era: what a database brought along that was restored where transactions are
+    counted anew (docs/decisions/004). Seals of an era hold no entry beyond its `until_id`.
     """
 
     number = models.BigIntegerField(primary_key=True, help_text="1, 2, 3, … without gaps.")
@@ -72,6 +73,7 @@ class AuditSeal(models.Model):
     after_id = models.BigIntegerField()
     from_transaction = models.BigIntegerField()
     until_transaction = models.BigIntegerField(null=True)
+    until_id = models.BigIntegerField(null=True)
     entry_ids = ArrayField(models.BigIntegerField(), help_text="Which entries it holds, ascending.")
     fingerprints = models.BinaryField(help_text="16 bytes of SHA-256 of each entry, to name the one that was changed.")
     previous = models.BinaryField(max_length=32)

@@ -64,10 +64,14 @@ class Eviction:
 
 @dataclass(frozen=True)
 class Cordon:
-    """Whether the node takes no new pods, and who said so: our record's owner ("" when it was not us)."""
+    """Whether the node takes no new pods, and who said so: our record's owner ("" when it was not us).
+
+    `mark` is what is written on the node whether or not it still holds: ours on a node that takes pods means that somebody uncordoned it.
+    """
 
     unschedulable: bool
     owner: str = ""
+    mark: str = ""
 
 
 class Cluster(Protocol):

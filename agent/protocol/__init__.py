@@ -1,9 +1,27 @@
 """What an agent and the console say to each other. The only part of the agent that the console's apps import.
 
-`wire` reads and writes strict JSON, `inventory` and `health` say what a node reports, `document` is the signed desired state,
+`wire` reads and writes strict JSON, `inventory` and `health` say what a node reports, `document` is the signed desired state, `command` the signed one-shot order,
 `messages` are the messages of the socket, `enrolment` is what happens before there is one.
 """
 
+from agent.protocol.command import (
+    CancelBody,
+    CommandAck,
+    CommandBody,
+    CommandCode,
+    CommandError,
+    CommandState,
+    CommandUpdate,
+    Preconditions,
+    SignedCancel,
+    SignedCommand,
+    layout_hash,
+    layout_hash_of,
+    sign_cancel,
+    sign_command,
+    verify_cancel,
+    verify_command,
+)
 from agent.protocol.document import Control, DesiredState, DocumentError, Layer, Place, ProtectedSpan, SignedDocument, key_id_of, sign_document, verify_document
 from agent.protocol.enrolment import Bundle, EnrolAnswer, EnrolRequest, EnrolStatus, enrolment_statement, fingerprint_of
 from agent.protocol.health import Condition, DriverMismatch, GpuCondition, HealthReport
@@ -52,8 +70,15 @@ __all__ = [
     "AgentMessage",
     "Auth",
     "Bundle",
+    "CancelBody",
     "Challenge",
     "CloseCode",
+    "CommandAck",
+    "CommandBody",
+    "CommandCode",
+    "CommandError",
+    "CommandState",
+    "CommandUpdate",
     "Condition",
     "Control",
     "DesiredState",
@@ -82,12 +107,15 @@ __all__ = [
     "ObservedState",
     "Place",
     "PowerSchedule",
+    "Preconditions",
     "ProtectedSpan",
     "ProtocolError",
     "Refusal",
     "Resend",
     "ScopeKind",
     "Sharing",
+    "SignedCancel",
+    "SignedCommand",
     "SignedDocument",
     "SignedSwitch",
     "SliceFacts",
@@ -102,10 +130,16 @@ __all__ = [
     "enrolment_statement",
     "fingerprint_of",
     "key_id_of",
+    "layout_hash",
+    "layout_hash_of",
     "parse_agent_message",
     "parse_gateway_message",
+    "sign_cancel",
+    "sign_command",
     "sign_document",
     "sign_switch",
+    "verify_cancel",
+    "verify_command",
     "verify_document",
     "verify_switch",
 ]

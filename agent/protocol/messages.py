@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar
 
+from agent.protocol.command import CommandAck, CommandUpdate, SignedCancel, SignedCommand
 from agent.protocol.document import SignedDocument
 from agent.protocol.health import HealthReport
 from agent.protocol.inventory import InventoryReport
@@ -205,7 +206,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class Observation:
-    """What was read back for one control on one GPU. `sequence` rises with every observation of an agent, also over restarts."""
+    """What was read back for one control on one GPU, or on the node (`gpu_uuid` ""). `sequence` rises with every observation of an agent, also over restarts."""
 
     gpu_uuid: str
     control: str
@@ -219,7 +220,7 @@ class Observation:
     @classmethod
     def parse(cls, reader: Reader) -> Observation:
         found = cls(
-            gpu_uuid=reader.text("gpu_uuid", longest=64),
+            gpu_uuid=reader.text("gpu_uuid", longest=64, empty=True),
             control=reader.text("control", longest=40),
             version=reader.integer("version"),
             state=reader.choice("state", ObservedState),
@@ -285,14 +286,15 @@ class Refusal:
         return {"type": self.type, **asdict(self)}
 
 
-AgentMessage = Auth | Heartbeat | InventoryReport | HealthReport | Fetch | Ack | ObservedReport | SwitchUpdate | LocalEvent
-GatewayMessage = Challenge | Welcome | SignedDocument | NoDocument | Resend | Refusal | SignedSwitch | EventAck
+AgentMessage = Auth | Heartbeat | InventoryReport | HealthReport | Fetch | Ack | ObservedReport | SwitchUpdate | LocalEvent | CommandUpdate
+GatewayMessage = Challenge | Welcome | SignedDocument | NoDocument | Resend | Refusal | SignedSwitch | EventAck | SignedCommand | SignedCancel | CommandAck
 
 _AGENT: dict[str, Callable[[Reader], AgentMessage]] = {
-    kind.type: kind.parse for kind in (Auth, Heartbeat, InventoryReport, HealthReport, Fetch, Ack, ObservedReport, SwitchUpdate, LocalEvent)
+    kind.type: kind.parse for kind in (Auth, Heartbeat, InventoryReport, HealthReport, Fetch, Ack, ObservedReport, SwitchUpdate, LocalEvent, CommandUpdate)
 }
 _GATEWAY: dict[str, Callable[[Reader], GatewayMessage]] = {
-    kind.type: kind.parse for kind in (Challenge, Welcome, SignedDocument, NoDocument, Resend, Refusal, SignedSwitch, EventAck)
+    kind.type: kind.parse
+    for kind in (Challenge, Welcome, SignedDocument, NoDocument, Resend, Refusal, SignedSwitch, EventAck, SignedCommand, SignedCancel, CommandAck)
 }
 
 

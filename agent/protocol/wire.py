@@ -15,6 +15,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_INTEGER = (1 << 63) - 1
 # Control characters never belong in a name or a sentence; PostgreSQL refuses NUL, and lone surrogates are not text.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_UNPRINTABLE_IN_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -98,6 +99,17 @@ class Reader:
             raise ProtocolError(self.at(name), "is empty")
         if _UNPRINTABLE.search(value):
             raise ProtocolError(self.at(name), "has characters that cannot be printed")
+        return value
+
+    def lines(self, name: str, *, most_bytes: int) -> str:
+        """Text of several lines, maybe empty; its size is that of its UTF-8."""
+        value = self._take(name)
+        if not isinstance(value, str):
+            raise ProtocolError(self.at(name), "is not text")
+        if _UNPRINTABLE_IN_LINES.search(value):
+            raise ProtocolError(self.at(name), "has characters that cannot be printed")
+        if len(value.encode()) > most_bytes:
+            raise ProtocolError(self.at(name), f"has more than {most_bytes} bytes")
         return value
 
     def integer(self, name: str, *, low: int = 0, high: int = MAX_INTEGER) -> int:

@@ -214,6 +214,8 @@ class Ingest:
             if len(xid):
                 self._note_xids(slots[xid], rows[xid], values[xid], times[xid])
         late = put_cells(grid, grid_times, owner, fields, rows, slots, values, times, METRICS.highest[metric], stale)
+        if not of_slices and len(xid):
+            state.gpu_xid[rows[xid]] = np.where(np.isnan(grid[_XID, rows[xid]]), state.gpu_xid[rows[xid]], grid[_XID, rows[xid]])
         if late.any():
             self._refuse(sender, Refusal.TOO_OLD, slots, late, read, now)
         fresh = ~stale
@@ -266,11 +268,11 @@ class Ingest:
         )
 
     def _note_xids(self, slots: Slots, rows: NDArray[np.int64], values: Floats, times: Floats) -> None:
-        """The XID gauge of a GPU, or of each of its slices, against what it was. In the order of sample times."""
+        """The XID gauge of a GPU, or of each of its slices, against the last code that it showed, before a gap too. In the order of sample times."""
         state = self.state
         slice_rows = self.table.slice_row[slots]
         order = np.argsort(times, kind="stable")
-        held = np.where(slice_rows >= 0, state.slice_xid[slice_rows] if state.slice_count else np.nan, state.gpu_values[_XID, rows])
+        held = np.where(slice_rows >= 0, state.slice_xid[slice_rows] if state.slice_count else np.nan, state.gpu_xid[rows])
         with np.errstate(invalid="ignore"):
             newer = ~(times < state.gpu_times[_XID, rows])
         if len(np.unique(slots)) == len(slots):
@@ -284,12 +286,14 @@ class Ingest:
                 old = float(state.slice_xid[slice_row])
                 state.slice_xid[slice_row] = value
             else:
-                old = whole_now.get(row, float(state.gpu_values[_XID, row]))
+                old = whole_now.get(row, float(state.gpu_xid[row]))
                 whole_now[row] = value
             if value == old or (math.isnan(old) and value == 0):
                 continue
             instance = int(state.slice_instance[slice_row]) if slice_row >= 0 else None
             state.note_xid_change(XidChange(row, instance, None if math.isnan(old) else int(old), int(value), float(times[index])))
+        for row, value in whole_now.items():
+            state.gpu_xid[row] = value
 
     def _note_identities(
         self,

@@ -100,7 +100,7 @@ def last_known_of(state: LiveState, gpu_rows: Iterable[int]) -> list[LastKnownRe
         LastKnownReading(
             gpu_id=int(state.gpu_id[row]),
             sampled_at=moment(float(state.gpu_sampled_at[row])),
-            values=_known(names, state.gpu_values[:, row]),
+            values=_known(names, state.shown_values(np.array([row]))[:, 0]),
             slices=slices.get(row, {}),
         )
         for row in wanted

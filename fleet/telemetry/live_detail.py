@@ -34,11 +34,11 @@ class DetailWatch:
             slice_rows = np.flatnonzero(np.isin(state.slice_gpu_row, gpu_rows)) if len(gpu_rows) else np.empty(0, dtype=np.int64)
             gpus = {
                 state.gpu_uuid[row]: {**changed, "sampled_at": float(state.gpu_sampled_at[row])}
-                for row, changed in _changed(told_gpus, gpu_rows, state.gpu_values, _GPU_NAMES)
+                for row, changed in _changed(told_gpus, gpu_rows, state.shown_values(gpu_rows), _GPU_NAMES)
             }
             slices = {
                 f"{state.gpu_uuid[int(state.slice_gpu_row[row])]}/{int(state.slice_instance[row])}": changed
-                for row, changed in _changed(told_slices, slice_rows, state.slice_values, _SLICE_NAMES)
+                for row, changed in _changed(told_slices, slice_rows, state.slice_values[:, slice_rows], _SLICE_NAMES)
             }
             if gpus or slices:
                 yield code, {"at": now, "gpus": gpus, "slices": slices}
@@ -47,8 +47,9 @@ class DetailWatch:
 def _changed(
     told: dict[int, Floats], rows: "Rows | np.ndarray[tuple[int], np.dtype[np.int64]]", values: Floats, names: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    for row in rows.tolist():
-        current = values[:, row].copy()
+    """(row, what differs from what was told) of rows [n] with values [len(names), n]."""
+    for number, row in enumerate(rows.tolist()):
+        current = values[:, number].copy()
         before = told.get(row)
         told[row] = current
         if before is None:

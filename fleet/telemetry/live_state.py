@@ -23,6 +23,7 @@ _ENGINE = GPU_FIELD_INDEX["engine_active_ratio"]
 _POWER = GPU_FIELD_INDEX["power_watts"]
 _POWER_LIMIT = GPU_FIELD_INDEX["power_limit_watts"]
 _MEMORY_USED = GPU_FIELD_INDEX["memory_used_bytes"]
+_XID = GPU_FIELD_INDEX["xid"]
 _NVLINK_ERRORS = GPU_FIELD_INDEX["nvlink_errors_total"]
 _SLICE_ENGINE = SLICE_FIELD_INDEX["engine_active_ratio"]
 _SLICE_MEMORY_USED = SLICE_FIELD_INDEX["memory_used_bytes"]
@@ -97,6 +98,7 @@ class LiveState:
     gpu_refused: Floats  # samples out of range since the process began to count
     gpu_owner: Rows  # [len(GPU_FIELDS), g]: slot of the series that wrote the cell last, -1 none
     gpu_nvlink_parts: Floats
+    gpu_xid: Floats  # the last code that the gauge showed, kept when its series ends
     gpu_stored: Flags  # the row is in the reading table
     gpu_changed: Flags
     gpu_suspect: Flags  # profiling values contradict the others: not to be used
@@ -148,7 +150,8 @@ class LiveState:
             self._gpus.add_column(name, "f8", nan, depth=len(GPU_FIELDS))
         self._gpus.add_column("owner", "i4", -1, depth=len(GPU_FIELDS))
         self._gpus.add_column("nvlink_parts", "f8", nan, depth=NVLINK_PARTS)
-        self._gpus.add_column("sampled_at", "f8", nan)
+        for name in ("sampled_at", "xid"):
+            self._gpus.add_column(name, "f8", nan)
         self._gpus.add_column("refused", "f8", 0.0)
         for name in ("changed", "suspect", "stored"):
             self._gpus.add_column(name, "?", False)
@@ -257,7 +260,7 @@ class LiveState:
             self.slice_row_of[gpu_row, instance] = row
             self.slice_profile.append(profile)
             self.slice_gpu_row[row], self.slice_instance[row] = gpu_row, instance
-            self.slice_xid[row] = self.gpu_values[GPU_FIELD_INDEX["xid"], gpu_row]
+            self.slice_xid[row] = self.gpu_xid[gpu_row]
             self.slice_compute[row] = compute_slices(profile)
         elif profile and self.slice_profile[row] != profile:
             if self.slice_profile[row]:
@@ -338,6 +341,15 @@ class LiveState:
             target = sliced & ~own
             self.gpu_values[field, target] = np.where(any_live, sums, np.nan)[target]
             self.gpu_times[field, target & np.isfinite(newest)] = newest[target & np.isfinite(newest)]
+
+    def shown_values(self, rows: NDArray[np.integer]) -> Floats:
+        """[len(GPU_FIELDS), n]: what is stored and shown of these GPUs. Suspect profiling is left out; the last XID stands while its series is away."""
+        values = self.gpu_values[:, rows]
+        values[_XID] = self.gpu_xid[rows]
+        suspect = self.gpu_suspect[rows]
+        for field in PROFILING_FIELDS:
+            values[field, suspect] = np.nan
+        return values
 
     def reporting(self, *, now: float, within_seconds: float) -> Flags:
         """[g]: active GPUs with a sample of at most that age."""

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from fleet.models import GpuReading, LastKnownReading, MigSlice, SliceReading
 from fleet.telemetry.copy_rows import copy_rows
-from fleet.telemetry.fields import GPU_FIELDS, SLICE_FIELDS
-from fleet.telemetry.live_state import PROFILING_FIELDS, Floats, LiveState
+from fleet.telemetry.fields import GPU_FIELD_INDEX, GPU_FIELDS, SLICE_FIELDS
+from fleet.telemetry.live_state import Floats, LiveState
 
 Rows = NDArray[np.int64]
 _GPU_COLUMNS = tuple(field.name for field in GPU_FIELDS)
 _SLICE_COLUMNS = tuple(field.name for field in SLICE_FIELDS)
+_XID = GPU_FIELD_INDEX["xid"]
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,7 @@ class ReadingStore:
         state = self._state
         chosen = state.gpu_active & ~np.isnan(state.gpu_sampled_at)
         rows = np.flatnonzero(chosen & state.gpu_changed if changed_only else chosen)
-        values = np.concatenate([state.gpu_values[:, rows], state.gpu_refused[None, rows]])
-        for field in PROFILING_FIELDS:
-            values[field, state.gpu_suspect[rows]] = np.nan
+        values = np.concatenate([state.shown_values(rows), state.gpu_refused[None, rows]])
         return _Snapshot(rows, [state.gpu_id[rows]], state.gpu_sampled_at[rows], values, state.gpu_stored[rows])
 
     def _slice_snapshot(self, *, changed_only: bool = True) -> _Snapshot:
@@ -187,6 +186,7 @@ class ReadingStore:
             state.gpu_values[:, row] = [np.nan if value is None else value for value in values]
             state.gpu_sampled_at[row] = at.timestamp()
             state.gpu_times[:, row] = np.where(np.isnan(state.gpu_values[:, row]), np.nan, at.timestamp())
+            state.gpu_xid[row] = state.gpu_values[_XID, row]
             state.gpu_stored[row] = True
             count += 1
         return count
@@ -204,6 +204,7 @@ class ReadingStore:
             for name, value in known.values.items():
                 if name in index and value is not None:
                     state.gpu_values[index[name], row], state.gpu_times[index[name], row] = value, at
+            state.gpu_xid[row] = state.gpu_values[_XID, row]
             state.gpu_sampled_at[row] = at
             state.gpu_changed[row] = True
             count += 1

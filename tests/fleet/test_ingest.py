@@ -274,24 +274,6 @@ class TestNames:
         assert gpu_value(ingest, GPU, "power_watts") == 5
 
 
-class TestXid:
-    def xid(self, value: float, at: float, **labels: str) -> Sample:
-        return Sample({"__name__": "DCGM_FI_DEV_XID_ERRORS", "UUID": GPU, **labels}, value, at)
-
-    def test_one_event_that_every_slice_repeats_is_one(self, ingest: Ingest) -> None:
-        for n, value in enumerate([0.0, 79.0]):
-            push(ingest, [self.xid(value, T0 + 10 * n, GPU_I_ID=str(i), GPU_I_PROFILE="1g.10gb") for i in range(7, 14)])
-        (change,) = ingest.state.take_xid_changes()
-        assert (change.gpu_instance_id, change.old, change.new, change.at) == (None, 0, 79, T0 + 10)
-        assert gpu_value(ingest, GPU, "xid") == 79
-
-    def test_an_event_of_one_slice_names_it(self, ingest: Ingest) -> None:
-        for at, values in ((T0, {7: 0.0, 8: 0.0}), (T0 + 10, {7: 0.0, 8: 31.0})):
-            push(ingest, [self.xid(value, at, GPU_I_ID=str(i), GPU_I_PROFILE="1g.10gb") for i, value in values.items()])
-        (change,) = ingest.state.take_xid_changes()
-        assert (change.gpu_instance_id, change.new) == (8, 31)
-
-
 class TestUpAndServices:
     def test_up_of_the_dcgm_job(self, ingest: Ingest) -> None:
         labels = {"__name__": "up", "job": "dcgm", "site": "S1", "node": "gpu-a-01.example.net"}

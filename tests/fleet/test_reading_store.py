@@ -1,5 +1,6 @@
 """Last values in PostgreSQL: changed rows, new rows, everything after a crash, back at a restart; silent sites, services, data quality."""
 
+import math
 import threading
 from datetime import UTC, datetime
 
@@ -266,3 +267,22 @@ def test_the_whole_fleets_profiles_come_from_the_inventory() -> None:
     assert again.state.slice_live.all()
     assert again.state.gpu_values[GPU_FIELD_INDEX["utilization_ratio"], 0] == pytest.approx(0.25)
     assert Region.objects.count() == 1
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["restart", "after a crash of the database"])
+def test_the_last_xid_outlives_a_gap_and_a_restart(silent: bool) -> None:
+    gpu = make_gpu()
+    ingest, store = live()
+    name = {"__name__": "DCGM_FI_DEV_XID_ERRORS", "UUID": gpu.uuid}
+    push(ingest, [Sample(name, 13.0, T0), power(gpu, 300), Sample(name, math.nan, T0 + 10)])
+    store.flush()
+    assert GpuReading.objects.get(gpu=gpu).xid == 13
+    if silent:
+        keep_last_known(last_known_of(ingest.state, [0]), now=T0 + 60)
+        GpuReading.objects.all().delete()
+    again, its_store = live()
+    its_store.seed()
+    push(again, [Sample(name, 13.0, T0 + 60)])
+    assert again.state.take_xid_changes() == []
+    push(again, [Sample(name, 79.0, T0 + 70)])
+    assert [(change.old, change.new) for change in again.state.take_xid_changes()] == [(13, 79)]

@@ -105,7 +105,7 @@ class LiveState:
     slice_gpu_row: Rows
     slice_instance: Rows
     slice_compute: Rows  # compute slices of the profile, 0 when unknown
-    slice_live: Flags  # its series are there (not ended)
+    slice_live: Flags  # its series are there: not ended, and not silent while its GPU goes on
     slice_values: Floats
     slice_times: Floats
     slice_sampled_at: Floats
@@ -125,8 +125,10 @@ class LiveState:
     site_active: Flags
     site_last_contact: Floats
 
-    def __init__(self) -> None:
+    def __init__(self, *, slice_silent_seconds: float = 90.0) -> None:
+        """`slice_silent_seconds`: a slice that nothing came of for so long, while its GPU goes on, is no longer there."""
         nan = float("nan")
+        self.slice_silent_seconds = slice_silent_seconds
         self.version = self.slice_version = 0
         self.arrived_at = nan  # newest arrival (Unix seconds) among the samples taken
         self.gpu_uuid: list[str] = []
@@ -316,10 +318,14 @@ class LiveState:
     def _derive_sliced(self) -> None:
         """A sliced GPU's utilisation is its live slices' engine-active ratios, weighted by compute slices of 7; its used memory their sum.
 
-        A live slice without a value makes the GPU's value unknown; a GPU whose slices all ended has none.
+        A live slice without a value makes the GPU's value unknown; a GPU whose slices all ended has none. Not every door tells that a series ended:
+        a slice that falls behind its GPU is not live.
         """
         if not self._slices.count:
             return
+        heard_at = np.fmax.reduce(self.slice_times, axis=0)
+        with np.errstate(invalid="ignore"):
+            self.slice_live &= ~(self.gpu_sampled_at[self.slice_gpu_row] - heard_at > self.slice_silent_seconds)
         count = self._gpus.count
         live = self.slice_live
         rows = self.slice_gpu_row[live]

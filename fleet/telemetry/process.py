@@ -67,7 +67,7 @@ class TelemetryProcess:
 
     def __init__(self, *, areas: list[str], clock: Callable[[], float] = time.time) -> None:
         self.lock = threading.Lock()
-        self.state = LiveState()
+        self.state = LiveState(slice_silent_seconds=3.0 * settings.SCRAPE_INTERVAL_SECONDS)
         self.services = ServiceState()
         self.ingest = Ingest(self.state, self.services, silent_after_seconds=1.5 * settings.SCRAPE_INTERVAL_SECONDS)
         self.senders = SenderDirectory()

@@ -3,8 +3,10 @@
 Every reader takes the variable's full name and raises `ImproperlyConfigured` naming that variable when its text cannot be read.
 """
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -63,3 +65,15 @@ def env_float(name: str, default: float) -> float:
 
 def env_list(name: str, default: str = "") -> list[str]:
     return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
+
+
+def env_object(name: str) -> dict[str, Any]:
+    """A JSON object; {} when the variable is not set."""
+    text = env_str(name).strip()
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{name}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ImproperlyConfigured(f"{name}: not a JSON object")
+    return found

@@ -10,7 +10,7 @@ from csp.constants import NONCE, NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 from psycopg.conninfo import conninfo_to_dict
 
-from console.env import env_bool, env_int, env_list, env_secret, env_str
+from console.env import env_bool, env_int, env_list, env_object, env_secret, env_str
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VERSION = "0.1.0"
@@ -139,6 +139,8 @@ TELEMETRY_URL = env_str("MASTHEAD_TELEMETRY_URL", "http://127.0.0.1:8002").rstri
 PULL_TOKEN = env_secret("MASTHEAD_PULL_TOKEN")
 # MASTHEAD_REPLICA_LABELS: labels that differ only between the Prometheus replicas of a pair.
 REPLICA_LABELS = env_list("MASTHEAD_REPLICA_LABELS", "replica,prometheus_replica,__replica__")
+# MASTHEAD_GUARDRAILS: a JSON object that changes numbers of the guard rails, e.g. {"node_actions_a_day": 5}; names and defaults in `fleet.control.guardrails.Limits`.
+GUARDRAILS = env_object("MASTHEAD_GUARDRAILS")
 # MASTHEAD_SCRAPE_INTERVAL_SECONDS: the interval of the fleet's exporters; ages are judged by it (stale after 2, unknown after 3).
 SCRAPE_INTERVAL_SECONDS = env_int("MASTHEAD_SCRAPE_INTERVAL_SECONDS", 30, minimum=1)
 # MASTHEAD_HEARTBEAT_SECONDS: how often an agent says that it lives.
@@ -167,7 +169,7 @@ ACCOUNT_FORMS = {"login": "console.sign_in.SignInForm"}
 CSRF_FAILURE_VIEW = "console.errors.csrf_failure"
 ACCOUNT_RATE_LIMITS = {"login": "30/m/ip", "login_failed": "10/m/ip,5/5m/key"}
 USERSESSIONS_TRACK_ACTIVITY = True
-SESSION_ENGINE = "django.contrib.sessions.backends.db"
+SESSION_ENGINE = "console.session_store"
 # MASTHEAD_SESSION_SECONDS: how long a sign-in of the NOC lasts without an act; MASTHEAD_TENANT_SESSION_SECONDS: the same for everybody else;
 # MASTHEAD_SESSION_ABSOLUTE_SECONDS: when it ends at the latest.
 SESSION_COOKIE_AGE = env_int("MASTHEAD_SESSION_SECONDS", 12 * 3600, minimum=300)
@@ -251,6 +253,7 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE = {
+    "advance commands": {"task": "fleet.advance_commands", "schedule": 1.0, "options": {"expires": 5}},
     "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},
     "tenants of new workloads": {"task": "console.assign_new_workloads", "schedule": 10.0, "options": {"expires": 10}},
     "tenants of all workloads": {"task": "console.assign_tenants", "schedule": 300.0, "options": {"expires": 300}},

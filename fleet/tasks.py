@@ -4,7 +4,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from fleet import jobs
-from fleet.control import desired_state
+from fleet.control import desired_state, dispatch
 from fleet.job_kinds import runner_of
 from fleet.telemetry import pull
 
@@ -27,3 +27,8 @@ def pull_telemetry() -> None:
 @shared_task(name="fleet.refresh_desired_state", ignore_result=True)
 def refresh_desired_state() -> None:
     desired_state.refresh_documents(now=timezone.now())
+
+
+@shared_task(name="fleet.advance_commands", ignore_result=True)
+def advance_commands() -> None:
+    dispatch.advance(now=timezone.now())

@@ -21,6 +21,7 @@ from fleet.models.reading import GpuReading, LastKnownReading, ServiceReading, S
 from fleet.models.reconcile import Disagreement, Source
 from fleet.models.sender import DataQuality, Sender
 from fleet.models.site import Area, Region, Site
+from fleet.models.switch import LocalEvent, Switch, SwitchAnswer
 
 __all__ = [
     "AgentConnection",
@@ -53,6 +54,7 @@ __all__ = [
     "JobLogLine",
     "KeyChangeRequest",
     "LastKnownReading",
+    "LocalEvent",
     "MaintenanceWindow",
     "MigSlice",
     "Node",
@@ -69,6 +71,8 @@ __all__ = [
     "SiteHealth",
     "SliceReading",
     "Source",
+    "Switch",
+    "SwitchAnswer",
     "Workload",
     "XidEvent",
 ]

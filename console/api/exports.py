@@ -44,9 +44,7 @@ class ExportViewSet(ApiViewSet):
         file_format = request.query_params.get("format", "csv")
         if file_format not in CONTENT_TYPES:
             raise ValidationError({"format": f"One of {', '.join(CONTENT_TYPES)}."})
-        _, path, descending = KeysetPagination.ordering_of(request, self)
-        sign = "-" if descending else ""
-        rows = self.filter_queryset(self.get_queryset()).order_by(f"{sign}{path}", f"{sign}pk")
+        rows = KeysetPagination.ordering_of(request, self).apply(self.filter_queryset(self.get_queryset()))
         params = request.query_params.copy()
         params.pop("format", None)
         now = timezone.now()

@@ -4,7 +4,7 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from django.db import IntegrityError, InterfaceError, OperationalError
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError
 from django.db.models import ProtectedError, RestrictedError
 from drf_standardized_errors.formatter import ExceptionFormatter
 from drf_standardized_errors.handler import ExceptionHandler
@@ -87,6 +87,8 @@ class ProblemHandler(ExceptionHandler):
             return Conflict(f"Something still belongs to it: {', '.join(kinds)}.")
         if isinstance(exc, IntegrityError):
             return Conflict("Another request made the same thing at the same time, or a rule of the database forbids it.")
+        if isinstance(exc, DataError):
+            return exceptions.ValidationError("A value is larger than, or of another kind than, what can be looked up or stored. Nothing was changed.")
         if isinstance(exc, OperationalError | InterfaceError):
             return SourceUnavailable("The database does not answer. Nothing was changed.")
         converted: Exception = super().convert_known_exceptions(exc)

@@ -1,5 +1,6 @@
 """Garbage at every operation of the API's document: never a 5xx, always strict JSON, errors as problems, and a stranger changes nothing."""
 
+import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ def requests(draw: st.DrawFn, operation: Operation, keys: Keys) -> tuple[str, st
             word = draw(right | right | value)
             path = path.replace("{" + name + "}", quote(word, safe=""))
         elif place == "query" and draw(st.integers(0, 3)) == 0:
-            query.append((name, draw(value)))
+            query.append((name, draw(cursors(operation) if name == "cursor" else value)))
         elif place == "header":
             headers[name] = draw(HEADER_TEXTS)
     if draw(st.integers(0, 9)) == 0:
@@ -152,6 +153,15 @@ def requests(draw: st.DrawFn, operation: Operation, keys: Keys) -> tuple[str, st
     if operation.body is None:
         return address, "application/json", headers, draw(st.just(b"") | st.just(b"{}") | ANYTHING.map(dumped))
     return address, draw(st.sampled_from(["application/json"] * 9 + ["text/plain"])), headers, draw(shaped(operation.body).map(dumped) | st.binary(max_size=20))
+
+
+def cursors(operation: Operation) -> st.SearchStrategy[str]:
+    """Cursors are JSON in base64: anything, and what is shaped as one of this list's orders."""
+    said = [one["schema"] for one in operation.parameters if one["name"] == "ordering"]
+    orders = st.sampled_from(said[0].get("enum", [""]) if said else [""])
+    values = st.lists(SCALARS, min_size=1, max_size=2)
+    shapes = st.tuples(orders, values, SCALARS, st.integers(0, 1)) | ANYTHING
+    return shapes.map(dumped).map(lambda raw: base64.urlsafe_b64encode(raw).decode().rstrip("=")) | TEXTS
 
 
 @st.composite

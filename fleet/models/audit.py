@@ -109,3 +109,4 @@ class AuditStream(models.Model):
     sent_at = models.DateTimeField(null=True)
     failing_since = models.DateTimeField(null=True)
     failure = models.CharField(max_length=300, blank=True)
+    claimed_until = models.DateTimeField(null=True, help_text="One sender at a time: whoever holds this has until then.")

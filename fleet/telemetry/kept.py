@@ -91,19 +91,21 @@ def last_known_of(state: LiveState, gpu_rows: Iterable[int]) -> list[LastKnownRe
     """The last values of these GPUs and their slices, ready to be kept. Hold the state's lock."""
     wanted = [row for row in gpu_rows if state.gpu_active[row] and not np.isnan(state.gpu_sampled_at[row])]
     slices: dict[int, dict[str, dict[str, float]]] = {}
-    for row in np.flatnonzero(np.isin(state.slice_gpu_row, wanted)).tolist():
-        values = _known(tuple(field.name for field in SLICE_FIELDS), state.slice_values[:, row])
+    slice_rows = np.flatnonzero(np.isin(state.slice_gpu_row, wanted))
+    for row, its_values in zip(slice_rows.tolist(), state.shown_slice_values(slice_rows).T, strict=True):
+        values = _known(tuple(field.name for field in SLICE_FIELDS), its_values)
         if values:
             slices.setdefault(int(state.slice_gpu_row[row]), {})[str(int(state.slice_instance[row]))] = values
     names = tuple(field.name for field in GPU_FIELDS)
+    shown = state.shown_values(np.array(wanted, dtype=np.int64))
     return [
         LastKnownReading(
             gpu_id=int(state.gpu_id[row]),
             sampled_at=moment(float(state.gpu_sampled_at[row])),
-            values=_known(names, state.shown_values(np.array([row]))[:, 0]),
+            values=_known(names, shown[:, number]),
             slices=slices.get(row, {}),
         )
-        for row in wanted
+        for number, row in enumerate(wanted)
     ]
 
 

@@ -38,7 +38,7 @@ class DetailWatch:
             }
             slices = {
                 f"{state.gpu_uuid[int(state.slice_gpu_row[row])]}/{int(state.slice_instance[row])}": changed
-                for row, changed in _changed(told_slices, slice_rows, state.slice_values[:, slice_rows], _SLICE_NAMES)
+                for row, changed in _changed(told_slices, slice_rows, state.shown_slice_values(slice_rows), _SLICE_NAMES)
             }
             if gpus or slices:
                 yield code, {"at": now, "gpus": gpus, "slices": slices}

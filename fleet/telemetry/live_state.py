@@ -27,24 +27,43 @@ _XID = GPU_FIELD_INDEX["xid"]
 _NVLINK_ERRORS = GPU_FIELD_INDEX["nvlink_errors_total"]
 _SLICE_ENGINE = SLICE_FIELD_INDEX["engine_active_ratio"]
 _SLICE_MEMORY_USED = SLICE_FIELD_INDEX["memory_used_bytes"]
-PROFILING_FIELDS = tuple(GPU_FIELD_INDEX[name] for name in ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"))
+_PROFILING_NAMES = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+PROFILING_FIELDS = tuple(GPU_FIELD_INDEX[name] for name in _PROFILING_NAMES)
+SLICE_PROFILING_FIELDS = tuple(SLICE_FIELD_INDEX[name] for name in _PROFILING_NAMES)
 NVLINK_PARTS = 4
 
 
 @dataclass(frozen=True)
 class SuspectLimits:
-    """When a profiling value of 0 contradicts utilisation and power (busy although "0")."""
+    """When a profiling value of 0 contradicts the other readings (busy although "0"). A power limit that is not known: the watts count."""
 
     utilization_ratio: float = 0.5
     power_share: float = 0.3
     power_watts: float = 150.0
+    memory_bytes: float = 2.0**30  # of a sliced GPU, whose utilisation comes from the profiling module itself
+    lone_power_share: float = 0.6  # no GPU draws so much without work
+    lone_power_watts: float = 300.0
 
 
 def profiling_suspect(engine: Floats, utilization: Floats, power: Floats, power_limit: Floats, limits: SuspectLimits = SuspectLimits()) -> Flags:
-    """Where the profiling module reads 0 on a GPU that two other readings call busy. All arguments [n]; NaN never makes a suspect."""
+    """Where the profiling module reads 0 on a whole GPU that two other readings call busy. All arguments [n]; NaN never makes a suspect."""
     floor = np.where(np.isnan(power_limit), limits.power_watts, limits.power_share * power_limit)
     with np.errstate(invalid="ignore"):
         return np.asarray((engine == 0) & (utilization >= limits.utilization_ratio) & (power >= floor), dtype=np.bool_)
+
+
+def sliced_profiling_suspect(engines: Floats, memory: Floats, power: Floats, power_limit: Floats, limits: SuspectLimits = SuspectLimits()) -> Flags:
+    """Where the profiling module reads 0 on every slice of a GPU that draws power with memory in use, or draws what no idle GPU does.
+
+    `engines` [n]: sum of the engine-active ratios of its live slices; the other arguments [n] are the device's. NaN never makes a suspect.
+    """
+    floor, lone = (
+        np.where(np.isnan(power_limit), watts, share * power_limit)
+        for watts, share in ((limits.power_watts, limits.power_share), (limits.lone_power_watts, limits.lone_power_share))
+    )
+    with np.errstate(invalid="ignore"):
+        busy = ((power >= floor) & (memory >= limits.memory_bytes)) | (power >= lone)
+        return np.asarray((engines == 0) & busy, dtype=np.bool_)
 
 
 class Columns:
@@ -302,8 +321,11 @@ class LiveState:
 
     def derive(self) -> None:
         """Refresh what is computed from other columns: sliced GPUs' utilisation, suspect profiling, NVLink error sums, sites' last contact."""
-        self._derive_sliced()
-        self.gpu_suspect[:] = profiling_suspect(self.gpu_values[_ENGINE], self.gpu_values[_UTILIZATION], self.gpu_values[_POWER], self.gpu_values[_POWER_LIMIT])
+        engines = self._derive_sliced()
+        power, power_limit = self.gpu_values[_POWER], self.gpu_values[_POWER_LIMIT]
+        sliced_suspect = sliced_profiling_suspect(engines, self.gpu_values[_MEMORY_USED], power, power_limit)
+        self.gpu_suspect[:] = sliced_suspect | profiling_suspect(self.gpu_values[_ENGINE], self.gpu_values[_UTILIZATION], power, power_limit)
+        self.gpu_values[_UTILIZATION, sliced_suspect] = np.nan
         parts = self.gpu_nvlink_parts
         any_part = ~np.isnan(parts).all(axis=0)
         self.gpu_values[_NVLINK_ERRORS, any_part] = np.nansum(parts[:, any_part], axis=0)
@@ -315,14 +337,15 @@ class LiveState:
         seen = self.node_up == 1
         _raise_to(contact, self.node_site_row[seen], self.node_up_time[seen])
 
-    def _derive_sliced(self) -> None:
+    def _derive_sliced(self) -> Floats:
         """A sliced GPU's utilisation is its live slices' engine-active ratios, weighted by compute slices of 7; its used memory their sum.
 
         A live slice without a value makes the GPU's value unknown; a GPU whose slices all ended has none. Not every door tells that a series ended:
-        a slice that falls behind its GPU is not live.
+        a slice that falls behind its GPU is not live. Returns [g]: the sum of those ratios, NaN where the GPU's utilisation does not come from slices.
         """
+        engines = np.full(self._gpus.count, np.nan)
         if not self._slices.count:
-            return
+            return engines
         heard_at = np.fmax.reduce(self.slice_times, axis=0)
         with np.errstate(invalid="ignore"):
             self.slice_live &= ~(self.gpu_sampled_at[self.slice_gpu_row] - heard_at > self.slice_silent_seconds)
@@ -346,7 +369,11 @@ class LiveState:
                 own &= self.gpu_times[field] > newest
             target = sliced & ~own
             self.gpu_values[field, target] = np.where(any_live, sums, np.nan)[target]
+            if field == _UTILIZATION:
+                chosen = target & any_live
+                engines[chosen] = np.bincount(rows, weights=self.slice_values[_SLICE_ENGINE][live], minlength=count)[chosen]
             self.gpu_times[field, target & np.isfinite(newest)] = newest[target & np.isfinite(newest)]
+        return engines
 
     def shown_values(self, rows: NDArray[np.integer]) -> Floats:
         """[len(GPU_FIELDS), n]: what is stored and shown of these GPUs. Suspect profiling is left out; the last XID stands while its series is away."""
@@ -354,6 +381,14 @@ class LiveState:
         values[_XID] = self.gpu_xid[rows]
         suspect = self.gpu_suspect[rows]
         for field in PROFILING_FIELDS:
+            values[field, suspect] = np.nan
+        return values
+
+    def shown_slice_values(self, rows: NDArray[np.integer]) -> Floats:
+        """[len(SLICE_FIELDS), n]: what is stored and shown of these slices. Suspect profiling is left out."""
+        values = self.slice_values[:, rows]
+        suspect = self.gpu_suspect[self.slice_gpu_row[rows]]
+        for field in SLICE_PROFILING_FIELDS:
             values[field, suspect] = np.nan
         return values
 

@@ -114,7 +114,7 @@ class ReadingStore:
         chosen = state.gpu_active[state.slice_gpu_row] & ~np.isnan(state.slice_sampled_at)
         rows = np.flatnonzero(chosen & state.slice_changed if changed_only else chosen)
         keys: list[NDArray[np.generic]] = [state.gpu_id[state.slice_gpu_row[rows]], state.slice_instance[rows]]
-        return _Snapshot(rows, keys, state.slice_sampled_at[rows], state.slice_values[:, rows], state.slice_stored[rows])
+        return _Snapshot(rows, keys, state.slice_sampled_at[rows], state.shown_slice_values(rows), state.slice_stored[rows])
 
     def _write(self, table: _Table, snapshot: _Snapshot) -> bool:
         """Update the rows that are in the table, add the new ones. True when the table lacks rows that it should hold."""

@@ -8,6 +8,7 @@ import pytest
 
 from fleet.telemetry.fields import MIB, Refusal, Sample
 from fleet.telemetry.ingest import Ingest
+from fleet.telemetry.live_detail import DetailWatch
 from fleet.telemetry.resolver import SenderScope
 from tests.fleet.samples import (
     FIXTURES,
@@ -163,6 +164,54 @@ def test_c08_profiling_at_zero_on_a_busy_gpu_is_suspect(door: Door) -> None:
     suspect = {uuid for uuid, marked in zip(ingest.state.gpu_uuid, ingest.state.gpu_suspect, strict=True) if marked}
     assert suspect == set(expect["busy"])
     assert set(ingest.state.gpu_uuid) - suspect == set(expect["idle_candidates"])
+    ((_, detail),) = DetailWatch(ingest.state).changes({"S1"}, now=T0 + 1)
+    told = {uuid: values["engine_active_ratio"] for uuid, values in detail["gpus"].items()}
+    assert {uuid for uuid, value in told.items() if np.isnan(value)} == set(expect["busy"])
+
+
+def sliced_at_zero(watts: float, memory_mib: float | None, limit: float | None) -> list[Sample]:
+    """A GPU of seven slices whose profiling module reads 0."""
+    device = {"UUID": "GPU-1", "Hostname": "gpu-a-07"}
+    samples = []
+    for instance in range(7, 14):
+        labels = {**device, "GPU_I_ID": str(instance), "GPU_I_PROFILE": "1g.10gb"}
+        samples.append(Sample({"__name__": "DCGM_FI_PROF_GR_ENGINE_ACTIVE", **labels}, 0.0, T0))
+        if memory_mib is not None:
+            samples.append(Sample({"__name__": "DCGM_FI_DEV_FB_USED", **labels}, memory_mib, T0))
+    samples.append(Sample({"__name__": "DCGM_FI_DEV_POWER_USAGE", **device}, watts, T0))
+    if limit is not None:
+        samples.append(Sample({"__name__": "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", **device}, limit, T0))
+    return samples
+
+
+@DOORS
+@pytest.mark.parametrize(
+    ("watts", "memory_mib", "limit", "suspect"),
+    [
+        (655.0, 8000.0, 700.0, True),
+        (655.0, None, None, True),
+        (230.0, 8000.0, 700.0, True),
+        (230.0, 12.0, 700.0, False),
+        (230.0, None, 700.0, False),
+        (92.0, 8000.0, 700.0, False),
+        (92.0, 8000.0, None, False),
+    ],
+)
+def test_c08_on_a_sliced_gpu_power_and_memory_are_the_witnesses(door: Door, watts: float, memory_mib: float | None, limit: float | None, suspect: bool) -> None:
+    ingest = ingest_of(sliced_at_zero(watts, memory_mib, limit), door)
+    assert ingest.state.gpu_suspect.tolist() == [suspect]
+    assert gpu_value(ingest, "GPU-1", "utilization_ratio") == (None if suspect else 0.0)
+    ((_, detail),) = DetailWatch(ingest.state).changes({"S1"}, now=T0 + 1)
+    assert {bool(np.isnan(values["engine_active_ratio"])) for values in detail["slices"].values()} == {suspect}
+    assert np.isnan(detail["gpus"]["GPU-1"]["utilization_ratio"]) == suspect
+
+
+def test_c08_one_slice_at_work_clears_the_others() -> None:
+    samples = sliced_at_zero(655.0, 8000.0, 700.0)
+    samples[0] = Sample(samples[0].labels, 0.7, T0)
+    ingest = ingest_of(samples)
+    assert not ingest.state.gpu_suspect.any()
+    assert gpu_value(ingest, "GPU-1", "utilization_ratio") == pytest.approx(0.1)
 
 
 @DOORS

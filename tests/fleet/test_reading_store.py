@@ -57,6 +57,16 @@ class TestFlush:
         assert GpuReading.objects.get(gpu=second).power_watts == 400
         assert store.flush().gpus == 0
 
+    def test_suspect_profiling_of_slices_is_not_stored(self) -> None:
+        gpu = make_phy_gpu()
+        ingest, store = live()
+        push(ingest, [power(gpu, 655), engine(gpu, 0.0), Sample({**engine(gpu, 0).labels, "__name__": "DCGM_FI_DEV_FB_USED"}, 8000.0, T0)])
+        ingest.state.derive()
+        store.flush()
+        reading = SliceReading.objects.get(gpu=gpu)
+        assert (reading.engine_active_ratio, reading.memory_used_bytes) == (None, 8000.0 * 2**20)
+        assert GpuReading.objects.get(gpu=gpu).utilization_ratio is None
+
     def test_no_value_is_null_and_the_sample_time_stands(self) -> None:
         gpu = make_gpu()
         ingest, store = live()

@@ -15,6 +15,8 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from fleet.control.audit_receiver import read_address
+
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "[::1]", "testserver"}
 _ORIGIN = re.compile(r"https?://[^/*\s]+")
 
@@ -81,9 +83,18 @@ def _signing_key_errors() -> Iterator[Error]:
         yield Error(f"MASTHEAD_SIGNING_KEY_FILE: others may read {path} (mode {mode & 0o777:o}).", hint=f"chmod 600 {path}", id="masthead.E009")
 
 
+def _receiver_errors() -> Iterator[Error]:
+    if not settings.AUDIT_SYSLOG:
+        return
+    try:
+        read_address(settings.AUDIT_SYSLOG)
+    except ValueError as error:
+        yield Error(f"MASTHEAD_AUDIT_SYSLOG: {error}.", hint="For example tcp://siem.example.com:601", id="masthead.E012")
+
+
 @register(Tags.security)
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
-    return [*_host_errors(), *_origin_errors(), *_gateway_errors(), *_signing_key_errors()]
+    return [*_host_errors(), *_origin_errors(), *_gateway_errors(), *_signing_key_errors(), *_receiver_errors()]
 
 
 @register(Tags.security, deploy=True)

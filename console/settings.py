@@ -151,6 +151,9 @@ SIGNING_KEY_FILE = env_str("MASTHEAD_SIGNING_KEY_FILE")
 # MASTHEAD_GATEWAY_URL: the ws(s):// address that agents dial; it stands in enrolment bundles.
 GATEWAY_URL = env_str("MASTHEAD_GATEWAY_URL", "ws://127.0.0.1:8001/agent")
 
+# MASTHEAD_AUDIT_SYSLOG: where the audit is sent as it is sealed (RFC 5424): tcp://host:601, udp://host:514 or unix:///dev/log. Empty: nowhere.
+AUDIT_SYSLOG = env_str("MASTHEAD_AUDIT_SYSLOG")
+
 AUTH_USER_MODEL = "console.User"
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.ScryptPasswordHasher", "django.contrib.auth.hashers.PBKDF2PasswordHasher"]
@@ -258,7 +261,11 @@ CELERY_BEAT_SCHEDULE = {
     "tenants of new workloads": {"task": "console.assign_new_workloads", "schedule": 10.0, "options": {"expires": 10}},
     "tenants of all workloads": {"task": "console.assign_tenants", "schedule": 300.0, "options": {"expires": 300}},
     "refresh desired state": {"task": "fleet.refresh_desired_state", "schedule": 10.0, "options": {"expires": 10}},
+    "seal audit": {"task": "fleet.seal_audit", "schedule": 2.0, "options": {"expires": 4}},
+    "verify audit": {"task": "fleet.verify_audit", "schedule": 30.0, "options": {"expires": 30}},
 }
+if AUDIT_SYSLOG:
+    CELERY_BEAT_SCHEDULE["stream audit"] = {"task": "fleet.stream_audit", "schedule": 5.0, "options": {"expires": 5}}
 if PULL:
     CELERY_BEAT_SCHEDULE["pull-telemetry"] = {
         "task": "fleet.pull_telemetry",

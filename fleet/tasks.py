@@ -1,10 +1,11 @@
 """What workers of the fleet do: each task translates and makes one call."""
 
 from celery import shared_task
+from django.conf import settings
 from django.utils import timezone
 
 from fleet import jobs
-from fleet.control import desired_state, dispatch
+from fleet.control import audit_seal, audit_stream, audit_verify, desired_state, dispatch
 from fleet.job_kinds import runner_of
 from fleet.telemetry import pull
 
@@ -32,3 +33,18 @@ def refresh_desired_state() -> None:
 @shared_task(name="fleet.advance_commands", ignore_result=True)
 def advance_commands() -> None:
     dispatch.advance(now=timezone.now())
+
+
+@shared_task(name="fleet.seal_audit", ignore_result=True)
+def seal_audit() -> None:
+    audit_seal.seal_entries(now=timezone.now())
+
+
+@shared_task(name="fleet.verify_audit", ignore_result=True)
+def verify_audit() -> None:
+    audit_verify.check_next(now=timezone.now())
+
+
+@shared_task(name="fleet.stream_audit", ignore_result=True)
+def stream_audit() -> None:
+    audit_stream.send_new(address=settings.AUDIT_SYSLOG, now=timezone.now())

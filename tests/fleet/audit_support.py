@@ -32,5 +32,5 @@ def as_owner() -> Iterator[psycopg.Connection[Any]]:
 
 def tamper(statement: str, *values: Any) -> None:
     with as_owner() as owner:
-        changed = owner.execute(statement, values).rowcount  # type: ignore[arg-type]
+        changed = owner.execute(statement, values).rowcount
         assert changed, statement

@@ -9,10 +9,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from agent.actions import Action, ParameterError, Reading, discover_actions
+from agent.actions import Action, ParameterError, Reading, Target, discover_actions
 from agent.backends.base import Backend, BackendError, ErrorCode
+from agent.backends.cluster import Cluster, ClusterError, ClusterErrorCode
 from agent.journal import Entry, Journal, Phase
-from agent.protocol import Ack, Control, DesiredState, DocumentError, Layer, Observation, ObservedState, SignedDocument, verify_document
+from agent.protocol import Ack, Control, DesiredState, DocumentError, Layer, Observation, ObservedState, ProtectedSpan, SignedDocument, verify_document
 
 REPORT_SECONDS = 60.0
 SETTLE_POLL_SECONDS = 0.5
@@ -27,6 +28,15 @@ def retry_after(attempts: int) -> float:
     return float(min(600, 10 * 2 ** max(0, attempts - 1)))
 
 
+def _refuses(error: BackendError | ClusterError) -> bool:
+    """The answer would be the same again: nothing was done."""
+    return error.code in _REFUSALS if isinstance(error, BackendError) else error.code is ClusterErrorCode.INVALID
+
+
+def _by_gpu(spans: tuple[ProtectedSpan, ...]) -> dict[str, tuple[ProtectedSpan, ...]]:
+    return {gpu_uuid: tuple(span for span in spans if span.gpu_uuid == gpu_uuid) for gpu_uuid in {span.gpu_uuid for span in spans}}
+
+
 @dataclass(frozen=True)
 class Round:
     """What one pass brought: new observations to report, and when (Unix seconds) the next pass is due at the latest."""
@@ -39,20 +49,34 @@ class Converger:
     """Not reentrant: one call at a time per node."""
 
     def __init__(
-        self, *, backend: Backend, journal: Journal, node_id: int, trusted_keys: tuple[bytes, ...], actions: Mapping[str, Action] | None = None
+        self,
+        *,
+        backend: Backend,
+        journal: Journal,
+        node_id: int,
+        trusted_keys: tuple[bytes, ...],
+        actions: Mapping[str, Action] | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self._backend = backend
+        self._cluster = cluster
         self._journal = journal
         self._node_id = node_id
         self._trusted_keys = trusted_keys
         self._actions = dict(actions) if actions is not None else discover_actions()
         self._desired = self._stored()
         self._entries = journal.entries()
+        self._protected: dict[str, tuple[ProtectedSpan, ...]] = {}
         self.applied_version = 0
 
     @property
     def have_version(self) -> int:
         return self._desired.version if self._desired else 0
+
+    @property
+    def desired(self) -> DesiredState | None:
+        """The newest accepted document; None before the first."""
+        return self._desired
 
     def _stored(self) -> DesiredState | None:
         """The journalled document, verified again: what the disk says is believed no more than what the network says."""
@@ -87,7 +111,7 @@ class Converger:
     def converge(self, now: float, *, longest: float = 10.0) -> Round:
         """One pass over all controls. `longest` bounds how far away the next pass is."""
         desired = {(control.control, control.gpu_uuid): control for control in self._desired.controls} if self._desired else {}
-        protected = {span.gpu_uuid for span in self._desired.protected} if self._desired else set()
+        self._protected = _by_gpu(self._desired.protected) if self._desired else {}
         due_at = now + longest
         before = {key: entry.sequence for key, entry in self._entries.items()}
         for key in sorted(set(desired) | set(self._entries)):
@@ -97,14 +121,15 @@ class Converger:
                 due_at = min([due_at, *(at for found in control.layers for at in (found.starts_at, found.ends_at) if at is not None and at > now)])
             entry = self._entries.get(key)
             if control is not None and layer is not None:
-                entry = self._hold(control, layer, entry, protected=control.gpu_uuid in protected, now=now)
+                entry = self._hold(control, layer, entry, now=now)
             elif entry is not None:
                 entry = self._release(entry, now=now)
             if entry is None:
                 self._entries.pop(key, None)
                 continue
             self._entries[key] = entry
-            if entry.phase is Phase.SETTLING:
+            action = self._actions.get(entry.control)
+            if action is not None and entry.phase is Phase.SETTLING and now < entry.since + action.settle_seconds:
                 due_at = min(due_at, now + SETTLE_POLL_SECONDS)
         self.applied_version = self.have_version
         new = [entry.observation() for key, entry in self._entries.items() if entry.sequence != before.get(key, 0)]
@@ -112,11 +137,11 @@ class Converger:
 
     # One control that is desired now.
 
-    def _hold(self, control: Control, layer: Layer, entry: Entry | None, *, protected: bool, now: float) -> Entry | None:
+    def _hold(self, control: Control, layer: Layer, entry: Entry | None, *, now: float) -> Entry | None:
         if entry is None:
             entry = Entry(control=control.control, gpu_uuid=control.gpu_uuid, phase=Phase.OVER, parameters={}, version=self.have_version, since=now)
         entry = replace(entry, version=self.have_version)
-        refusal = self._refusal(control, layer, protected=protected)
+        refusal = self._refusal(control, layer)
         if refusal:
             if entry.phase is not Phase.OVER:
                 # A control that must not be here any more is taken off before it is refused.
@@ -136,14 +161,18 @@ class Converger:
             # The hardware said no a moment ago. (An agent that died while acting has no such state, and acts again at once.)
             return self._report(entry, entry.state, Reading(holds=None, observed=entry.observed or {}, detail=entry.detail), now)
         if not same or entry.phase in (Phase.OVER, Phase.UNDOING, Phase.APPLYING):
-            return self._apply(action, replace(entry, parameters=dict(layer.parameters), attempts=entry.attempts if same else 0), now)
+            if not same:
+                entry = replace(entry, parameters=dict(layer.parameters), attempts=0, observed={})
+            return self._apply(action, entry, now)
         return self._check(action, entry, now)
 
-    def _refusal(self, control: Control, layer: Layer, *, protected: bool) -> str:
+    def _refusal(self, control: Control, layer: Layer) -> str:
         action = self._actions.get(control.control)
         if action is None:
             return f"This agent knows no control named {control.control}."
-        if protected and action.gpu_wide:
+        if action.node_wide != (control.gpu_uuid == ""):
+            return f"{action.name} is a control of {'the node' if action.node_wide else 'one GPU'}."
+        if action.gpu_wide and control.gpu_uuid in self._protected:
             return "The GPU carries PHY: a control of the whole GPU needs approvals, which do not exist yet."
         try:
             action.check(layer.parameters)
@@ -151,32 +180,48 @@ class Converger:
             return str(error)
         return ""
 
+    def _target(self, entry: Entry, now: float) -> Target:
+        return Target(
+            backend=self._backend,
+            gpu_uuid=entry.gpu_uuid,
+            cluster=self._cluster,
+            protected=self._protected.get(entry.gpu_uuid, ()),
+            last=entry.observed or {},
+            before=entry.before,
+            waited_seconds=max(0.0, now - entry.since) if entry.phase is Phase.SETTLING else 0.0,
+        )
+
     def _apply(self, action: Action, entry: Entry, now: float) -> Entry:
-        entry = self._journal.write(replace(entry, phase=Phase.APPLYING, since=now, attempts=entry.attempts + 1))
+        was_over = entry.phase is Phase.OVER
+        entry = replace(entry, since=now, attempts=entry.attempts + 1)
         try:
-            action.apply(self._backend, entry.gpu_uuid, entry.parameters)
+            if was_over:
+                entry = replace(entry, before=action.remember(self._target(entry, now)))
+            entry = self._journal.write(replace(entry, phase=Phase.APPLYING))
+            action.apply(self._target(entry, now), entry.parameters)
             entry = self._journal.write(replace(entry, phase=Phase.SETTLING))
-            return self._judge(action, entry, action.read(self._backend, entry.gpu_uuid, entry.parameters), now)
-        except BackendError as error:
-            # Refused by the hardware: nothing of ours is on it. Otherwise it is not known, and the next pass acts again.
-            refused = error.code in _REFUSALS
-            phase = Phase.OVER if refused else entry.phase
+            return self._judge(action, entry, action.read(self._target(entry, now), entry.parameters), now)
+        except (BackendError, ClusterError) as error:
+            # Refused: nothing of this act is on the hardware, at most what was there before. Otherwise it is not known, and the next pass acts again.
+            refused = _refuses(error)
+            phase = (Phase.OVER if was_over else Phase.APPLYING) if refused else entry.phase
             return self._report(replace(entry, phase=phase), *self._failure(error), now)
 
     def _check(self, action: Action, entry: Entry, now: float) -> Entry:
         """Read back what was applied before; re-apply, as a step of its own, what was reported as not holding."""
-        if entry.state in (ObservedState.DRIFTED, ObservedState.FAILED) and entry.phase is Phase.HELD and now >= entry.since + retry_after(entry.attempts):
-            return self._apply(action, entry, now)
         try:
-            reading = action.read(self._backend, entry.gpu_uuid, entry.parameters)
-        except BackendError as error:
+            reading = action.read(self._target(entry, now), entry.parameters)
+        except (BackendError, ClusterError) as error:
             return self._report(entry, *self._failure(error), now)
+        reported = entry.state in (ObservedState.DRIFTED, ObservedState.FAILED) and entry.phase is Phase.HELD
+        if reported and reading.holds is not True and not reading.hands_off and now >= entry.since + retry_after(entry.attempts):
+            return self._apply(action, entry, now)
         return self._judge(action, entry, reading, now)
 
     def _judge(self, action: Action, entry: Entry, reading: Reading, now: float) -> Entry:
         if reading.holds is False:
-            if entry.phase is Phase.SETTLING:
-                if now < entry.since + action.settle_seconds:
+            if entry.phase is Phase.SETTLING and not reading.hands_off:
+                if not reading.final and now < entry.since + action.settle_seconds:
                     return entry
                 entry = replace(entry, phase=Phase.HELD, since=now)
                 return self._report(entry, ObservedState.FAILED, replace(reading, detail=f"Accepted, but not seen on the hardware. {reading.detail}"), now)
@@ -209,27 +254,30 @@ class Converger:
         if action is None:
             return self._report(entry, ObservedState.FAILED, Reading(holds=None, detail="This agent cannot undo it any more: the control is unknown."), now)
         entry = self._journal.write(replace(entry, phase=Phase.UNDOING, since=now))
+        over = replace(entry, phase=Phase.OVER, attempts=0, before="")
         try:
-            action.undo(self._backend, entry.gpu_uuid)
-        except BackendError as error:
+            action.undo(self._target(entry, now))
+        except (BackendError, ClusterError) as error:
             if error.code is ErrorCode.NOT_PRESENT:
-                over = replace(entry, phase=Phase.OVER, attempts=0)
                 return self._report(over, ObservedState.ENDED, Reading(holds=None, detail="The GPU is not present: nothing to undo."), now)
-            reading = Reading(holds=None, detail=f"Could not be undone, will be tried again: {error}")
-            return self._report(entry, ObservedState.FAILED, reading, now)
+            if _refuses(error):
+                return self._report(over, ObservedState.ENDED, Reading(holds=None, detail=f"Left as it is: {error}"), now)
+            _, reading = self._failure(error)
+            return self._report(entry, ObservedState.FAILED, replace(reading, detail=f"Could not be undone, will be tried again: {error}"), now)
         try:
-            reading = action.read(self._backend, entry.gpu_uuid, None)
-        except BackendError as error:
+            reading = action.read(self._target(over, now), None)
+        except (BackendError, ClusterError) as error:
             reading = Reading(holds=None, detail=f"Undone, but not read back: {error}")
-        return self._report(replace(entry, phase=Phase.OVER, attempts=0), ObservedState.ENDED, reading, now)
+        return self._report(over, ObservedState.ENDED, reading, now)
 
     # Reporting.
 
     @staticmethod
-    def _failure(error: BackendError) -> tuple[ObservedState, Reading]:
+    def _failure(error: BackendError | ClusterError) -> tuple[ObservedState, Reading]:
         text = "target not present" if error.code is ErrorCode.NOT_PRESENT else str(error)
-        state = ObservedState.REFUSED if error.code in _REFUSALS else ObservedState.FAILED
-        return state, Reading(holds=None, observed={"error": error.code.value}, detail=text[:300])
+        state = ObservedState.REFUSED if _refuses(error) else ObservedState.FAILED
+        facts = error.facts if isinstance(error, BackendError) else {}
+        return state, Reading(holds=None, observed={**facts, "error": error.code.value}, detail=text[:300])
 
     def _report(self, entry: Entry, state: ObservedState, reading: Reading, now: float) -> Entry:
         """Journal `entry`; as a new observation when it says something new, or once a minute."""

@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS document (
 CREATE TABLE IF NOT EXISTS entry (
     control TEXT NOT NULL, gpu_uuid TEXT NOT NULL, phase TEXT NOT NULL, parameters TEXT NOT NULL, version INTEGER NOT NULL,
     since REAL NOT NULL, attempts INTEGER NOT NULL, state TEXT NOT NULL, observed TEXT NOT NULL, detail TEXT NOT NULL, at REAL NOT NULL,
-    sequence INTEGER NOT NULL, PRIMARY KEY (control, gpu_uuid)
+    sequence INTEGER NOT NULL, before TEXT NOT NULL DEFAULT '', PRIMARY KEY (control, gpu_uuid)
 );
 CREATE TABLE IF NOT EXISTS gpu (uuid TEXT PRIMARY KEY, last_index INTEGER NOT NULL, boot_id TEXT NOT NULL);
 """
@@ -44,7 +44,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One control on one GPU. `since`: when `phase` began. `attempts`: acts since it last held. `state` "": nothing to report yet."""
+    """One control on one GPU, or on the node (`gpu_uuid` ""). `since`: when `phase` began. `attempts`: acts since it last held. `state` None: nothing to report yet. `before`: what undo goes back to."""
 
     control: str
     gpu_uuid: str
@@ -58,6 +58,7 @@ class Entry:
     detail: str = ""
     at: float = 0.0
     sequence: int = 0
+    before: str = ""
 
     def observation(self) -> Observation | None:
         if self.state is None:
@@ -84,6 +85,8 @@ class Journal:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
+            if "before" not in {row[1] for row in self._db.execute("PRAGMA table_info(entry)")}:
+                self._db.execute("ALTER TABLE entry ADD COLUMN before TEXT NOT NULL DEFAULT ''")
         except sqlite3.Error as error:
             raise JournalError(f"{path}: {error}") from error
 
@@ -91,7 +94,7 @@ class Journal:
         self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -107,7 +110,7 @@ class Journal:
         return SignedDocument(*row) if row else None
 
     def store_document(self, document: SignedDocument) -> None:
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute(
                 "INSERT OR REPLACE INTO document (only, version, body, signature, key_id) VALUES (1, ?, ?, ?, ?)",
                 (document.version, document.body, document.signature, document.key_id),
@@ -117,7 +120,7 @@ class Journal:
         """All entries by (control, GPU UUID)."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT control, gpu_uuid, phase, parameters, version, since, attempts, state, observed, detail, at, sequence FROM entry"
+                "SELECT control, gpu_uuid, phase, parameters, version, since, attempts, state, observed, detail, at, sequence, before FROM entry"
             ).fetchall()
         return {
             (row[0], row[1]): Entry(
@@ -133,14 +136,16 @@ class Journal:
                 detail=row[9],
                 at=row[10],
                 sequence=row[11],
+                before=row[12],
             )
             for row in rows
         }
 
     def write(self, entry: Entry) -> Entry:
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute(
-                "INSERT OR REPLACE INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO entry (control, gpu_uuid, phase, parameters, version, since, attempts, state, observed, detail, at, sequence, before)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     entry.control,
                     entry.gpu_uuid,
@@ -154,6 +159,7 @@ class Journal:
                     entry.detail,
                     entry.at,
                     entry.sequence,
+                    entry.before,
                 ),
             )
         return entry
@@ -165,7 +171,7 @@ class Journal:
         return self.write(replace(entry, at=now, sequence=max(newest + 1, int(now * 1000))))
 
     def forget(self, entry: Entry) -> None:
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute("DELETE FROM entry WHERE control = ? AND gpu_uuid = ?", (entry.control, entry.gpu_uuid))
 
     def known_gpus(self, boot_id: str) -> dict[str, int]:
@@ -175,6 +181,6 @@ class Journal:
 
     def remember_gpus(self, gpus: dict[str, int], boot_id: str) -> None:
         """Add what was enumerated now; GPUs of an earlier boot are forgotten."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute("DELETE FROM gpu WHERE boot_id <> ?", (boot_id,))
             db.executemany("INSERT OR REPLACE INTO gpu VALUES (?, ?, ?)", [(uuid, index, boot_id) for uuid, index in gpus.items()])

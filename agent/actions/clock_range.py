@@ -6,8 +6,7 @@ the GPU itself gives a reason to be slower (idle, power cap, heat), and then the
 
 from __future__ import annotations
 
-from agent.actions import ParameterError, Parameters, Reading
-from agent.backends.base import Backend
+from agent.actions import PERSISTENCE_WARNING, ParameterError, Parameters, Reading, Scalars, Target
 
 LOWEST_MHZ = 100
 HIGHEST_MHZ = 5000
@@ -17,25 +16,29 @@ STEP_MHZ = 15
 
 class ClockRange:
     name = "clock_range"
+    node_wide = False
     gpu_wide = True
     settle_seconds = 5.0
 
     def check(self, parameters: Parameters) -> None:
         _bounds(parameters)
 
-    def apply(self, backend: Backend, gpu_uuid: str, parameters: Parameters) -> None:
-        low, high = _bounds(parameters)
-        backend.set_clock_range(gpu_uuid, low, high)
+    def remember(self, target: Target) -> str:
+        return ""
 
-    def read(self, backend: Backend, gpu_uuid: str, parameters: Parameters | None) -> Reading:
-        clocks = backend.read_clocks(gpu_uuid)
-        observed: dict[str, int | float | str | bool | None] = {"sm_mhz": clocks.sm_mhz, "persistence_mode": clocks.persistence_mode}
+    def apply(self, target: Target, parameters: Parameters) -> None:
+        low, high = _bounds(parameters)
+        target.backend.set_clock_range(target.gpu_uuid, low, high)
+
+    def read(self, target: Target, parameters: Parameters | None) -> Reading:
+        clocks = target.backend.read_clocks(target.gpu_uuid)
+        observed: Scalars = {"sm_mhz": clocks.sm_mhz, "persistence_mode": clocks.persistence_mode}
         if clocks.limited_by:
             observed["limited_by"] = ", ".join(clocks.limited_by)
         if parameters is None:
             return Reading(holds=None, observed=observed)
         low, high = _bounds(parameters)
-        warning = "Persistence mode is off: the lock will not last." if clocks.persistence_mode is False else ""
+        warning = PERSISTENCE_WARNING if clocks.persistence_mode is False else ""
         if clocks.sm_mhz is None:
             return Reading(holds=None, observed=observed, detail="The GPU does not report its clock.")
         if clocks.sm_mhz > high + STEP_MHZ:
@@ -46,8 +49,8 @@ class ClockRange:
             return Reading(holds=None, observed=observed, detail=f"Measured {clocks.sm_mhz} MHz, below {low} MHz: held down by {observed['limited_by']}.")
         return Reading(holds=False, observed=observed, detail=f"Measured {clocks.sm_mhz} MHz, below {low} MHz.")
 
-    def undo(self, backend: Backend, gpu_uuid: str) -> None:
-        backend.reset_clock_range(gpu_uuid)
+    def undo(self, target: Target) -> None:
+        target.backend.reset_clock_range(target.gpu_uuid)
 
 
 def _bounds(parameters: Parameters) -> tuple[int, int]:

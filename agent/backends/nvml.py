@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from agent.backends.base import BackendError, ClockReading, ErrorCode
+from agent.backends import nvml_mig
+from agent.backends.base import BackendError, ClockReading, ErrorCode, MigReading, PowerReading
 from agent.backends.nvml_topology import read_topology
-from agent.protocol import Condition, DriverMismatch, GpuCondition, GpuFacts, HealthReport, InventoryReport, NodeFacts, Sharing, SliceFacts
+from agent.protocol import Condition, DriverMismatch, GpuCondition, GpuFacts, HealthReport, InventoryReport, NodeFacts, Sharing
 
 T = TypeVar("T")
 
@@ -34,6 +35,9 @@ _CODES = {
     pynvml.NVML_ERROR_FREQ_NOT_SUPPORTED: ErrorCode.INVALID,
     pynvml.NVML_ERROR_NOT_FOUND: ErrorCode.NOT_PRESENT,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: ErrorCode.NOT_PRESENT,
+    pynvml.NVML_ERROR_IN_USE: ErrorCode.IN_USE,
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: ErrorCode.NO_ROOM,
+    pynvml.NVML_ERROR_TIMEOUT: ErrorCode.TIMEOUT,
 }
 _CONDITIONS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: (Condition.LOST, "The GPU fell off the bus."),
@@ -77,6 +81,7 @@ class NvmlBackend:
         self._proc = proc
         self._sys = sys
         self._ready = False
+        self._inside = 0
         self._kubelet_version: str | None = None
 
     def boot_id(self) -> str:
@@ -142,13 +147,65 @@ class NvmlBackend:
         with _translated():
             handle = self._handle(gpu_uuid)
             reasons = _optional(lambda: _event_reasons(handle)) or 0
-            persistence = _optional(lambda: pynvml.nvmlDeviceGetPersistenceMode(handle))
             return ClockReading(
                 sm_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
                 max_sm_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))),
                 limited_by=tuple(name for bit, name in _EVENT_REASONS.items() if reasons & bit),
-                persistence_mode=None if persistence is None else bool(persistence),
+                persistence_mode=_persistence_mode(handle),
             )
+
+    # Power.
+
+    def set_power_limit(self, gpu_uuid: str, milliwatts: int) -> None:
+        with _translated():
+            pynvml.nvmlDeviceSetPowerManagementLimit(self._handle(gpu_uuid), milliwatts)
+
+    def reset_power_limit(self, gpu_uuid: str) -> None:
+        with _translated():
+            handle = self._handle(gpu_uuid)
+            default = int(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+            if int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) != default:
+                pynvml.nvmlDeviceSetPowerManagementLimit(handle, default)
+
+    def read_power(self, gpu_uuid: str) -> PowerReading:
+        with _translated():
+            handle = self._handle(gpu_uuid)
+            low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+            return PowerReading(
+                limit_mw=int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)),
+                min_mw=int(low),
+                max_mw=int(high),
+                default_mw=int(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)),
+                persistence_mode=_persistence_mode(handle),
+            )
+
+    # MIG.
+
+    def read_mig(self, gpu_uuid: str) -> MigReading:
+        with _translated():
+            return nvml_mig.read_mig(self._handle(gpu_uuid))
+
+    def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
+        with self._acting_on_mig():
+            nvml_mig.set_mode(self._handle(gpu_uuid), enabled)
+
+    def create_mig_instance(self, gpu_uuid: str, profile: str, start: int) -> int:
+        with self._acting_on_mig():
+            return nvml_mig.create(self._handle(gpu_uuid), profile, start)
+
+    def destroy_mig_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
+        with self._acting_on_mig():
+            nvml_mig.destroy(self._handle(gpu_uuid), gpu_instance_id)
+
+    @contextmanager
+    def _acting_on_mig(self) -> Iterator[None]:
+        """These calls come from other threads and may hang: the library stays loaded under them."""
+        self._inside += 1
+        try:
+            with _translated():
+                yield
+        finally:
+            self._inside -= 1
 
     # The library.
 
@@ -159,7 +216,7 @@ class NvmlBackend:
 
     def _forget(self, error: pynvml.NVMLError) -> None:
         """After a driver reload the library that we hold no longer fits: let go of it, so that the next call loads the one on disk."""
-        if error.value not in _DRIVER_GONE:
+        if error.value not in _DRIVER_GONE or self._inside:
             return
         self._ready = False
         library: ctypes.CDLL | None = pynvml.nvmlLib
@@ -229,9 +286,8 @@ class NvmlBackend:
         memory = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
         limit = _optional(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)))
         mig = _optional(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE))
-        persistence = _optional(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle)))
         pci_bus_id = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
-        slices = _optional(lambda: read_slices(handle)) if mig else ()
+        slices = _optional(lambda: nvml_mig.read_slices(handle)) if mig else ()
         return GpuFacts(
             uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
             index=index,
@@ -242,7 +298,7 @@ class NvmlBackend:
             power_limit_watts=None if limit is None else limit / 1000,
             numa_node=_numa_node(handle, pci_bus_id, self._sys),
             mig_enabled=False if mig is None else mig,
-            persistence_mode=persistence,
+            persistence_mode=_persistence_mode(handle),
             sharing=_sharing(handle, bool(mig)),
             slices=slices,
         )
@@ -255,6 +311,11 @@ def open_backend(options: dict[str, str]) -> NvmlBackend:
 
 def _text(value: bytes | str) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _persistence_mode(handle: Any) -> bool | None:
+    mode = _optional(lambda: pynvml.nvmlDeviceGetPersistenceMode(handle))
+    return None if mode is None else bool(mode)
 
 
 def _event_reasons(handle: Any) -> int:
@@ -310,43 +371,3 @@ def _sharing(handle: Any, mig: bool) -> Sharing | None:
         return Sharing.MIG
     processes = _optional(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle))
     return Sharing.MPS if processes else None
-
-
-def read_slices(handle: Any) -> tuple[SliceFacts, ...]:
-    """The GPU instances of a GPU in MIG mode, by first memory position; also those without a compute instance."""
-    devices: dict[int, tuple[int, str]] = {}
-    for number in range(int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
-        try:
-            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except pynvml.NVMLError_NotFound:
-            continue
-        instance = int(pynvml.nvmlDeviceGetGpuInstanceId(device))
-        devices.setdefault(instance, (int(pynvml.nvmlDeviceGetComputeInstanceId(device)), str(pynvml.nvmlDeviceGetUUID(device))))
-    slices: list[SliceFacts] = []
-    for profile in range(int(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)):
-        try:
-            profile_id, most, name = _profile(handle, profile)
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-            continue
-        count = ctypes.c_uint(most)
-        array: Any = pynvml.c_nvmlGpuInstance_t * max(most, 1)
-        instances: Any = array()
-        pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, instances, ctypes.byref(count))
-        for number in range(count.value):
-            info = pynvml.nvmlGpuInstanceGetInfo(instances[number])
-            compute, uuid = devices.get(int(info.id), (None, ""))
-            slices.append(SliceFacts(int(info.id), compute, name, int(info.placement.start), int(info.placement.size), uuid))
-    return tuple(sorted(slices, key=lambda found: found.start))
-
-
-def _profile(handle: Any, profile: int) -> tuple[int, int, str]:
-    """(profile id, most instances, name such as 1g.10gb)."""
-    try:
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=2)
-        name = _text(info.name).removeprefix("MIG ").strip()
-    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch):
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=1)
-        name = ""
-    if not name:
-        name = f"{int(info.sliceCount)}g.{round(int(info.memorySizeMB) / 1024)}gb"
-    return int(info.id), int(info.instanceCount), name

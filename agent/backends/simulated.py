@@ -11,8 +11,8 @@ import threading
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from agent.backends.base import BackendError, ClockReading, ErrorCode
-from agent.protocol import HealthReport, InventoryReport, NodeFacts
+from agent.backends.base import BackendError, ClockReading, ErrorCode, MigProfile, MigReading, PowerReading
+from agent.protocol import HealthReport, InventoryReport, NodeFacts, SliceFacts
 from agent.protocol.wire import ProtocolError, Reader
 
 TIMEOUT_SECONDS = 10.0
@@ -52,19 +52,48 @@ class SimulatedBackend:
             return HealthReport(at=now, gpus=(), driver_error=str(error)[:300])
 
     def set_clock_range(self, gpu_uuid: str, min_mhz: int, max_mhz: int) -> None:
-        self._ask("PUT", _clocks(gpu_uuid), {"min_mhz": min_mhz, "max_mhz": max_mhz})
+        self._ask("PUT", _of(gpu_uuid, "clocks"), {"min_mhz": min_mhz, "max_mhz": max_mhz})
 
     def reset_clock_range(self, gpu_uuid: str) -> None:
-        self._ask("DELETE", _clocks(gpu_uuid))
+        self._ask("DELETE", _of(gpu_uuid, "clocks"))
 
     def read_clocks(self, gpu_uuid: str) -> ClockReading:
-        answer = self._ask("GET", _clocks(gpu_uuid))
+        answer = self._ask("GET", _of(gpu_uuid, "clocks"))
         return ClockReading(
             sm_mhz=answer["sm_mhz"],
             max_sm_mhz=answer["max_sm_mhz"],
             limited_by=tuple(answer["limited_by"]),
             persistence_mode=answer["persistence_mode"],
         )
+
+    def set_power_limit(self, gpu_uuid: str, milliwatts: int) -> None:
+        self._ask("PUT", _of(gpu_uuid, "power"), {"limit_mw": milliwatts})
+
+    def reset_power_limit(self, gpu_uuid: str) -> None:
+        self._ask("DELETE", _of(gpu_uuid, "power"))
+
+    def read_power(self, gpu_uuid: str) -> PowerReading:
+        return PowerReading(**self._ask("GET", _of(gpu_uuid, "power")))
+
+    def read_mig(self, gpu_uuid: str) -> MigReading:
+        answer = self._ask("GET", _of(gpu_uuid, "mig"))
+        return MigReading(
+            enabled=answer["enabled"],
+            pending=answer["pending"],
+            pci_bus_id=answer["pci_bus_id"],
+            instances=tuple(SliceFacts(**instance) for instance in answer["instances"]),
+            profiles=tuple(MigProfile(**{**profile, "starts": tuple(profile["starts"])}) for profile in answer["profiles"]),
+            clients={int(instance): count for instance, count in answer["clients"].items()},
+        )
+
+    def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
+        self._ask("PUT", _of(gpu_uuid, "mig"), {"enabled": enabled})
+
+    def create_mig_instance(self, gpu_uuid: str, profile: str, start: int) -> int:
+        return int(self._ask("POST", _of(gpu_uuid, "mig/instances"), {"profile": profile, "start": start})["gpu_instance_id"])
+
+    def destroy_mig_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
+        self._ask("DELETE", _of(gpu_uuid, f"mig/instances/{gpu_instance_id}"))
 
     def close(self) -> None:
         with self._lock:
@@ -75,7 +104,7 @@ class SimulatedBackend:
             self._connection.close()
             self._connection = None
 
-    def _ask(self, method: str, path: str, body: dict[str, int] | None = None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: dict[str, int | str] | None = None) -> dict[str, Any]:
         """The answer's object. A kept connection that the other side has closed meanwhile is tried once more, anew."""
         with self._lock:
             fresh = self._connection is None
@@ -95,7 +124,7 @@ class SimulatedBackend:
             raise BackendError(ErrorCode(code) if code in list(ErrorCode) else ErrorCode.UNAVAILABLE, str(answer.get("error", f"HTTP {status}")))
         return answer
 
-    def _exchange(self, method: str, path: str, body: dict[str, int] | None) -> tuple[int, dict[str, Any]]:
+    def _exchange(self, method: str, path: str, body: dict[str, int | str] | None) -> tuple[int, dict[str, Any]]:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_SECONDS)
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -107,8 +136,8 @@ class SimulatedBackend:
         return response.status, answer
 
 
-def _clocks(gpu_uuid: str) -> str:
-    return f"/gpus/{quote(gpu_uuid, safe='')}/clocks"
+def _of(gpu_uuid: str, what: str) -> str:
+    return f"/gpus/{quote(gpu_uuid, safe='')}/{what}"
 
 
 def _reader(answer: dict[str, Any], now: float) -> Reader:

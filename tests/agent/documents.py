@@ -30,6 +30,11 @@ def layer(low: int = 1200, high: int = 1400, *, starts_at: float = T0, ends_at: 
     return Layer(parameters={"min_mhz": low, "max_mhz": high}, starts_at=starts_at, ends_at=ends_at, policy=policy, scope=scope)
 
 
+def setting(*, ends_at: float | None = T0 + 3600, starts_at: float = T0, policy: int = 1, **parameters: int | float | str | bool | None) -> Layer:
+    """A layer of any control."""
+    return Layer(parameters=parameters, starts_at=starts_at, ends_at=ends_at, policy=policy, scope="gpu")
+
+
 def control(*layers: Layer, gpu_uuid: str = A, name: str = "clock_range") -> Control:
     return Control(control=name, gpu_uuid=gpu_uuid, layers=layers)
 

@@ -111,7 +111,7 @@ def test_a_lost_lock_is_shown_as_drift_first_and_then_applied_again(hardware: Ha
     agent.accept(document(1, control(layer())), T0)
     (applied,) = agent.converge(T0).observations
     assert applied.state is ObservedState.APPLIED
-    assert applied.detail == "Persistence mode is off: the lock will not last."
+    assert applied.detail == "Persistence mode is off, will not last."
     hardware.locks.clear()
     (drifted,) = agent.converge(T0 + 960).observations
     assert (drifted.state, drifted.observed["sm_mhz"]) == (ObservedState.DRIFTED, IDLE_MHZ)

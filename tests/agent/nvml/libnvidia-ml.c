@@ -1,11 +1,13 @@
 /* Plays libnvidia-ml.so.1 for tests: the calls that the agent makes, answered from a script (file named by NVML_SCRIPT), acts logged to
- * NVML_LOG. The script is read again at every entry point, so that a test can change the hardware under a running agent.
+ * NVML_LOG. The script is read again at every entry point, so that a test can change the hardware under a running agent; what the agent set
+ * itself (clock locks, power limits, MIG instances and mode) stands on top of it until the epoch changes.
  *
- *   init <code>            what nvmlInit answers          driver <text>   cuda <number>   epoch <number>: a new one drops all clock locks
- *   gpu <index> <key> <value>      keys: uuid pci name serial temp mig limit persistence numa mps idle reasons
+ *   init <code>            what nvmlInit answers          driver <text>   cuda <number>   epoch <number>: a new one drops all that was set
+ *   gpu <index> <key> <value>      keys: uuid pci name serial temp mig limit min max default persistence numa mps idle reasons reset_for_mig
  *   error <index> <call> <code>    that call on that GPU fails
+ *   hold <gpu> <gi> <processes>    they run on that instance: it is in use; 0 is a client that is no process
  *   mig <gpu> <gi> <ci or -1> <profile> <start> <size> <uuid or ->
- *   profile <index> <id> <max> <slices> <megabytes> <name>
+ *   profile <index> <id> <max> <slices> <megabytes> <name>      places <id> <size> <start,start,...>
  *   profiles_v2 <0 or 1>
  *   topo <a> <b> <level>           link <gpu> <link> <kind> <remote pci>
  */
@@ -20,20 +22,26 @@
 #define NOT_FOUND 6
 #define SMALL 7
 #define NO_FUNCTION 13
+#define IN_USE 19
+#define NO_ROOM 23
 #define MOST 16
 
 typedef struct { int used, index, temp, mig, limit, persistence, numa, mps, idle; unsigned long long reasons; char uuid[80], pci[32], name[96], serial[40];
-                 int locked, low, high; } Gpu;
+                 int min, max, standard, capped, cap, reset_for_mig, mode_set, mode; int locked, low, high; } Gpu;
 typedef struct { int gpu, gi, ci, profile, start, size; char uuid[80]; } Mig;
+typedef struct { int id, size, many, starts[8]; } Places;
+typedef struct { int gpu, gi, processes; } Hold;
 typedef struct { int index, id, max, slices; unsigned long long megabytes; char name[32]; } Profile;
 typedef struct { int gpu, code; char call[64]; } Fault;
 typedef struct { int a, b, level; } Pair;
 typedef struct { int gpu, link, kind; char pci[32]; } Link;
 
-static int ready, init_code, cuda, count, epoch, migs, profiles, faults, pairs, links, profiles_v2;
+static int ready, init_code, cuda, count, epoch, migs, profiles, faults, pairs, links, profiles_v2, places, holds, made, gone, next_gi = 1;
 static char driver[80];
 static Gpu gpus[MOST];
-static Mig mig[MOST * 8];
+static Mig mig[MOST * 8], made_mig[MOST * 8], gone_mig[MOST * 16];
+static Places place[32];
+static Hold hold[32];
 static Profile profile[32];
 static Fault fault[64];
 static Pair pair[MOST * MOST];
@@ -49,15 +57,15 @@ static void load(void) {
     int a, b, c, d, e, f, n;
     FILE *script = fopen(getenv("NVML_SCRIPT"), "r");
     if (!script) { init_code = 999; return; }
-    init_code = 0; cuda = 12080; count = migs = profiles = faults = pairs = links = 0; profiles_v2 = 1;
+    init_code = 0; cuda = 12080; count = migs = profiles = faults = pairs = links = places = holds = 0; profiles_v2 = 1;
     strcpy(driver, "570.133.20");
-    for (a = 0; a < MOST; a++) { gpus[a].used = 0; gpus[a].uuid[0] = 0; gpus[a].mig = -1; gpus[a].limit = 700000; gpus[a].persistence = 1; gpus[a].numa = -1;
+    for (a = 0; a < MOST; a++) { gpus[a].used = 0; gpus[a].uuid[0] = 0; gpus[a].mig = -1; gpus[a].limit = gpus[a].max = gpus[a].standard = 700000; gpus[a].min = 200000; gpus[a].reset_for_mig = 0; gpus[a].persistence = 1; gpus[a].numa = -1;
         gpus[a].mps = 0; gpus[a].idle = 1980; gpus[a].reasons = 0; gpus[a].temp = 40; gpus[a].index = a; strcpy(gpus[a].name, "NVIDIA H100 80GB HBM3");
         strcpy(gpus[a].serial, "1650522000000"); sprintf(gpus[a].pci, "00000000:%02X:00.0", a + 1); }
     while (fgets(line, sizeof line, script)) {
         if (sscanf(line, "init %d", &init_code) == 1 || sscanf(line, "driver %79s", driver) == 1 || sscanf(line, "cuda %d", &cuda) == 1) continue;
         if (sscanf(line, "profiles_v2 %d", &profiles_v2) == 1) continue;
-        if (sscanf(line, "epoch %d", &n) == 1) { if (n != epoch) { epoch = n; for (a = 0; a < MOST; a++) gpus[a].locked = 0; } continue; }
+        if (sscanf(line, "epoch %d", &n) == 1) { if (n != epoch) { epoch = n; made = gone = 0; for (a = 0; a < MOST; a++) gpus[a].locked = gpus[a].capped = gpus[a].mode_set = 0; } continue; }
         if (sscanf(line, "gpu %d %63s %255[^\n]", &a, key, value) == 3 && a >= 0 && a < MOST) {
             Gpu *g = &gpus[a]; g->used = 1; if (a >= count) count = a + 1;
             if (!strcmp(key, "uuid")) strncpy(g->uuid, value, 79);
@@ -67,6 +75,10 @@ static void load(void) {
             else if (!strcmp(key, "temp")) g->temp = atoi(value);
             else if (!strcmp(key, "mig")) g->mig = atoi(value);
             else if (!strcmp(key, "limit")) g->limit = atoi(value);
+            else if (!strcmp(key, "min")) g->min = atoi(value);
+            else if (!strcmp(key, "max")) g->max = atoi(value);
+            else if (!strcmp(key, "default")) g->standard = atoi(value);
+            else if (!strcmp(key, "reset_for_mig")) g->reset_for_mig = atoi(value);
             else if (!strcmp(key, "persistence")) g->persistence = atoi(value);
             else if (!strcmp(key, "numa")) g->numa = atoi(value);
             else if (!strcmp(key, "mps")) g->mps = atoi(value);
@@ -78,6 +90,11 @@ static void load(void) {
             Mig *m = &mig[migs++]; m->gpu = a; m->gi = b; m->ci = c; m->profile = d; m->start = e; m->size = f; strcpy(m->uuid, text);
         } else if (sscanf(line, "profile %d %d %d %d %d %31[^\n]", &a, &b, &c, &d, &e, text) == 6) {
             Profile *p = &profile[profiles++]; p->index = a; p->id = b; p->max = c; p->slices = d; p->megabytes = e; strcpy(p->name, text);
+        } else if (sscanf(line, "places %d %d %63s", &a, &b, call) == 3) {
+            Places *p = &place[places++]; p->id = a; p->size = b; p->many = 0;
+            for (char *one = strtok(call, ","); one && p->many < 8; one = strtok(0, ",")) p->starts[p->many++] = atoi(one);
+        } else if (sscanf(line, "hold %d %d %d", &a, &b, &c) == 3) {
+            hold[holds].gpu = a; hold[holds].gi = b; hold[holds++].processes = c;
         } else if (sscanf(line, "topo %d %d %d", &a, &b, &c) == 3) {
             pair[pairs].a = a; pair[pairs].b = b; pair[pairs++].level = c;
         } else if (sscanf(line, "link %d %d %d %31s", &a, &b, &c, text) == 4) {
@@ -85,6 +102,11 @@ static void load(void) {
         }
     }
     fclose(script);
+    for (a = b = 0; a < migs; a++) { /* what was destroyed is gone from the script's instances, what was made is added */
+        for (c = 0; c < gone && (gone_mig[c].gpu != mig[a].gpu || gone_mig[c].gi != mig[a].gi); c++) { }
+        if (c == gone) { Mig kept = mig[a]; mig[b++] = kept; }
+    }
+    for (migs = b, a = 0; a < made; a++) mig[migs++] = made_mig[a];
 }
 
 static int failing(Gpu *g, const char *call) {
@@ -98,8 +120,8 @@ int nvmlInitWithFlags(unsigned flags) { (void)flags; load(); ready = init_code =
 int nvmlShutdown(void) { ready = 0; return SUCCESS; }
 const char *nvmlErrorString(int code) {
     switch (code) {
-        case 3: return "Not Supported"; case 4: return "Insufficient Permissions"; case 6: return "Not Found"; case 9: return "Driver Not Loaded";
-        case 15: return "GPU is lost"; case 16: return "GPU requires reset"; case 18: return "Driver/library version mismatch"; default: return "Unknown Error";
+        case 3: return "Not Supported"; case 4: return "Insufficient Permissions"; case 6: return "Not Found"; case 9: return "Driver Not Loaded"; case 10: return "Timeout";
+        case 15: return "GPU is lost"; case 16: return "GPU requires reset"; case 18: return "Driver/library version mismatch"; case 19: return "In use by another client"; case 23: return "Insufficient Resources"; default: return "Unknown Error";
     }
 }
 static int text_to(char *to, unsigned size, const char *from) { if (strlen(from) + 1 > size) return SMALL; strcpy(to, from); return SUCCESS; }
@@ -135,7 +157,20 @@ int nvmlDeviceGetMemoryInfo(void *handle, Memory *to) {
     CHECK(handle, "nvmlDeviceGetMemoryInfo"); to->total = 85520809984ULL; to->used = 1000000; to->free = to->total - to->used; return SUCCESS;
 }
 int nvmlDeviceGetFanSpeed(void *handle, unsigned *to) { CHECK(handle, "nvmlDeviceGetFanSpeed"); *to = 30; return SUCCESS; }
-int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *to) { CHECK(handle, "nvmlDeviceGetPowerManagementLimit"); *to = ((Gpu *)handle)->limit; return SUCCESS; }
+int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *to) {
+    Gpu *g = handle; CHECK(handle, "nvmlDeviceGetPowerManagementLimit"); *to = g->capped ? g->cap : g->limit; return SUCCESS;
+}
+int nvmlDeviceGetPowerManagementLimitConstraints(void *handle, unsigned *low, unsigned *high) {
+    Gpu *g = handle; CHECK(handle, "nvmlDeviceGetPowerManagementLimitConstraints"); *low = g->min; *high = g->max; return SUCCESS;
+}
+int nvmlDeviceGetPowerManagementDefaultLimit(void *handle, unsigned *to) {
+    CHECK(handle, "nvmlDeviceGetPowerManagementDefaultLimit"); *to = ((Gpu *)handle)->standard; return SUCCESS;
+}
+int nvmlDeviceSetPowerManagementLimit(void *handle, unsigned milliwatts) {
+    Gpu *g = handle; note("power", g->uuid, milliwatts, 0); CHECK(g, "nvmlDeviceSetPowerManagementLimit");
+    if ((int)milliwatts < g->min || (int)milliwatts > g->max) return INVALID;
+    g->capped = 1; g->cap = milliwatts; return SUCCESS;
+}
 int nvmlDeviceGetPersistenceMode(void *handle, unsigned *to) { CHECK(handle, "nvmlDeviceGetPersistenceMode"); *to = ((Gpu *)handle)->persistence; return SUCCESS; }
 int nvmlDeviceGetNumaNodeId(void *handle, int *to) { int n = ((Gpu *)handle)->numa; if (n < 0) return NOT_SUPPORTED; *to = n; return SUCCESS; }
 int nvmlDeviceGetCpuAffinity(void *handle, unsigned size, unsigned long long *set) {
@@ -162,7 +197,14 @@ int nvmlDeviceSetGpuLockedClocks(void *handle, unsigned low, unsigned high) {
 }
 int nvmlDeviceResetGpuLockedClocks(void *handle) { Gpu *g = handle; CHECK(g, "nvmlDeviceResetGpuLockedClocks"); g->locked = 0; note("reset", g->uuid, 0, 0); return SUCCESS; }
 int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
-    int mode = ((Gpu *)handle)->mig; CHECK(handle, "nvmlDeviceGetMigMode"); if (mode < 0) return NOT_SUPPORTED; *current = *pending = mode; return SUCCESS;
+    Gpu *g = handle; CHECK(handle, "nvmlDeviceGetMigMode"); if (g->mig < 0) return NOT_SUPPORTED;
+    *current = *pending = g->mig;
+    if (g->mode_set) { *pending = g->mode; if (!g->reset_for_mig) *current = g->mode; }
+    return SUCCESS;
+}
+int nvmlDeviceSetMigMode(void *handle, unsigned mode, int *status) {
+    Gpu *g = handle; note("mig_mode", g->uuid, mode, 0); CHECK(g, "nvmlDeviceSetMigMode"); if (g->mig < 0) return NOT_SUPPORTED;
+    g->mode_set = 1; g->mode = mode; *status = SUCCESS; return SUCCESS;
 }
 int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *to) { (void)handle; *to = 7; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **device) {
@@ -192,6 +234,63 @@ typedef struct { void *device; unsigned id, profile, start, size; } Instance;
 int nvmlGpuInstanceGetInfo(void *instance, Instance *to) {
     Mig *m = instance; to->device = &gpus[m->gpu]; to->id = m->gi; to->profile = m->profile; to->start = m->start; to->size = m->size; return SUCCESS;
 }
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *handle, unsigned id, unsigned *to, unsigned *size) {
+    CHECK(handle, "nvmlDeviceGetGpuInstancePossiblePlacements");
+    for (int n = 0; n < places; n++) if (place[n].id == (int)id) {
+        if (to) for (int k = 0; k < place[n].many && k < (int)*size; k++) { to[2 * k] = place[n].starts[k]; to[2 * k + 1] = place[n].size; }
+        *size = place[n].many; return SUCCESS;
+    }
+    *size = 0; return SUCCESS;
+}
+static Mig *mig_at(int gpu, int gi) { for (int n = 0; n < migs; n++) if (mig[n].gpu == gpu && mig[n].gi == gi) return &mig[n]; return 0; }
+int nvmlDeviceGetGpuInstanceById(void *handle, unsigned gi, void **to) { *to = mig_at(((Gpu *)handle)->index, gi); return *to ? SUCCESS : NOT_FOUND; }
+int nvmlDeviceCreateGpuInstanceWithPlacement(void *handle, unsigned id, const unsigned *at, void **to) {
+    Gpu *g = handle; note("create", g->uuid, id, at[0]); CHECK(g, "nvmlDeviceCreateGpuInstanceWithPlacement");
+    for (int n = 0; n < migs; n++) if (mig[n].gpu == g->index && (int)at[0] < mig[n].start + mig[n].size && mig[n].start < (int)(at[0] + at[1])) return NO_ROOM;
+    Mig *m = &made_mig[made++]; m->gpu = g->index; m->profile = id; m->start = at[0]; m->size = at[1]; m->ci = -1;
+    while (mig_at(g->index, next_gi)) next_gi++;
+    m->gi = next_gi++; sprintf(m->uuid, "MIG-made-%d", m->gi); mig[migs] = *m; *to = &mig[migs++]; return SUCCESS;
+}
+static void set_compute(Mig *m, int ci) { m->ci = ci; for (int n = 0; n < made; n++) if (made_mig[n].gpu == m->gpu && made_mig[n].gi == m->gi) made_mig[n].ci = ci; }
+typedef struct { unsigned id, slices, instances, sm, copy, decoder, encoder, jpeg, ofa; } ComputeInfo;
+int nvmlGpuInstanceGetComputeInstanceProfileInfo(void *instance, unsigned index, unsigned engine, ComputeInfo *to) {
+    (void)engine; int slices = 1; Mig *m = instance;
+    for (int n = 0; n < profiles; n++) if (profile[n].id == m->profile) slices = profile[n].slices;
+    if (index > 3 || (int)index + 1 > slices) return NOT_SUPPORTED;
+    memset(to, 0, sizeof *to); to->id = 100 + index; to->slices = index + 1; to->instances = slices / (index + 1); return SUCCESS;
+}
+int nvmlGpuInstanceCreateComputeInstance(void *instance, unsigned id, void **to) {
+    Mig *m = instance; CHECK(&gpus[m->gpu], "nvmlGpuInstanceCreateComputeInstance"); note("compute", gpus[m->gpu].uuid, m->gi, id); set_compute(m, 0); *to = m; return SUCCESS;
+}
+int nvmlGpuInstanceGetComputeInstances(void *instance, unsigned id, void **to, unsigned *size) {
+    Mig *m = instance; int slices = 1;
+    for (int n = 0; n < profiles; n++) if (profile[n].id == m->profile) slices = profile[n].slices;
+    *size = m->ci >= 0 && (int)id == 99 + slices; if (*size) to[0] = m; return SUCCESS;
+}
+static int held(Mig *m) { for (int n = 0; n < holds; n++) if (hold[n].gpu == m->gpu && hold[n].gi == m->gi) return 1; return 0; }
+int nvmlComputeInstanceDestroy(void *compute) {
+    Mig *m = compute; note("compute_destroy", gpus[m->gpu].uuid, m->gi, 0); CHECK(&gpus[m->gpu], "nvmlComputeInstanceDestroy");
+    if (held(m)) return IN_USE;
+    set_compute(m, -1); return SUCCESS;
+}
+int nvmlGpuInstanceDestroy(void *instance) {
+    Mig *m = instance, was = *m; note("destroy", gpus[m->gpu].uuid, m->gi, m->start); CHECK(&gpus[m->gpu], "nvmlGpuInstanceDestroy");
+    if (held(m) || m->ci >= 0) return IN_USE;
+    for (int n = 0; n < made; n++) if (made_mig[n].gpu == was.gpu && made_mig[n].gi == was.gi) { made_mig[n] = made_mig[--made]; load(); return SUCCESS; }
+    gone_mig[gone++] = was; load(); return SUCCESS;
+}
+static int running(void *handle, unsigned *size, Process *to) {
+    unsigned n = 0;
+    for (int k = 0; k < holds; k++) if (hold[k].gpu == ((Gpu *)handle)->index) n += hold[k].processes;
+    if (*size < n) { *size = n; return SMALL; }
+    *size = n; n = 0;
+    for (int k = 0; k < holds; k++) for (int p = 0; hold[k].gpu == ((Gpu *)handle)->index && p < hold[k].processes; p++, n++) {
+        to[n].pid = 200 + n; to[n].used = 1; to[n].gi = hold[k].gi; to[n].ci = 0;
+    }
+    return SUCCESS;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *size, Process *to) { CHECK(handle, "nvmlDeviceGetComputeRunningProcesses"); return running(handle, size, to); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *size, Process *to) { (void)handle; (void)to; *size = 0; return SUCCESS; }
 int nvmlDeviceGetTopologyCommonAncestor(void *x, void *y, int *level) {
     int a = ((Gpu *)x)->index, b = ((Gpu *)y)->index;
     for (int n = 0; n < pairs; n++) if ((pair[n].a == a && pair[n].b == b) || (pair[n].a == b && pair[n].b == a)) { *level = pair[n].level; return SUCCESS; }

@@ -16,7 +16,7 @@ from fleet.models.health import (
 )
 from fleet.models.job import ImportRow, InventoryImport, Job, JobLogLine
 from fleet.models.node import Node
-from fleet.models.policy import DesiredDocument, ObservedControl, Policy
+from fleet.models.policy import DesiredDocument, ObservedControl, Policy, StaleDocument
 from fleet.models.reading import GpuReading, LastKnownReading, ServiceReading, SliceReading
 from fleet.models.reconcile import Disagreement, Source
 from fleet.models.sender import DataQuality, Sender
@@ -71,6 +71,7 @@ __all__ = [
     "SiteHealth",
     "SliceReading",
     "Source",
+    "StaleDocument",
     "Switch",
     "SwitchAnswer",
     "Workload",

@@ -54,6 +54,13 @@ class DesiredDocument(models.Model):
         constraints = [models.UniqueConstraint(fields=["node", "version"], name="document_version_once")]
 
 
+class StaleDocument(models.Model):
+    """A node whose placements kept for PHY changed since its newest document. Rows are only added, until the worker issues the document and deletes them."""
+
+    # Neither unique nor a constraint in the database: who adds one waits for nobody.
+    node = models.ForeignKey("fleet.Node", on_delete=models.CASCADE, related_name="+", db_constraint=False)
+
+
 class ObservedControl(models.Model):
     """What a node's agent last read back for one control on one GPU."""
 

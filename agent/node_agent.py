@@ -13,20 +13,26 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor as ThreadPool
 from dataclasses import dataclass, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent.backends.base import Backend
+from agent.backends.cluster import Cluster
 from agent.config import Enrolment
 from agent.converge import Converger
+from agent.executor import NEVER, Executor, Pass
+from agent.executor import Message as CommandMessage
 from agent.inspection import inspect
 from agent.journal import Journal
 from agent.link import Backoff, Link
+from agent.phy import Phy
 from agent.protocol import (
     Ack,
     AgentMessage,
+    CommandAck,
+    CommandUpdate,
     GatewayMessage,
     HealthReport,
     Heartbeat,
@@ -34,6 +40,8 @@ from agent.protocol import (
     Observation,
     ObservedReport,
     Resend,
+    SignedCancel,
+    SignedCommand,
     SignedDocument,
     Welcome,
 )
@@ -43,6 +51,9 @@ from agent.protocol.wire import dump_canonical
 log = logging.getLogger("masthead_agent")
 INVENTORY_SECONDS = 900.0
 HEALTH_SECONDS = 300.0
+# How long an update of a command waits for the console's word that it is stored before it is sent again.
+REPEAT_SECONDS = 15.0
+MAX_COMMAND_MESSAGES = 1000
 
 
 @dataclass(frozen=True)
@@ -65,20 +76,24 @@ class NodeAgent:
         key: Ed25519PrivateKey,
         backend: Backend,
         journal: Journal,
-        pool: Executor,
+        pool: ThreadPool,
         tls: ssl.SSLContext | None = None,
         backoff: Backoff | None = None,
         converge_seconds: float = 10.0,
         inspect_seconds: float = 30.0,
         clock: Callable[[], float] = time.time,
+        cluster: Cluster | None = None,
     ) -> None:
         self._backend = backend
+        self._cluster = cluster
         self._journal = journal
         self._pool = pool
         self._clock = clock
         self._converge_seconds = converge_seconds
         self._inspect_seconds = inspect_seconds
-        self._converger = Converger(backend=backend, journal=journal, node_id=enrolment.node_id, trusted_keys=enrolment.console_keys)
+        keys, node_id = enrolment.console_keys, enrolment.node_id
+        self._converger = Converger(backend=backend, journal=journal, node_id=node_id, trusted_keys=keys, cluster=cluster)
+        self._executor = Executor(backend=backend, cluster=cluster, journal=journal, node_id=node_id, trusted_keys=keys)
         self.link = Link(url=enrolment.gateway_url, key=key, handler=self, tls=tls, backoff=backoff, clock=clock)
         self._boot_id = backend.boot_id()
         self._work = asyncio.Event()
@@ -89,15 +104,26 @@ class NodeAgent:
         self._unsent: set[str] = set()
         self._sent: dict[str, tuple[str, float]] = {}
         self._tell_all = False
+        # Acts on the hardware are one at a time, whoever asks for them.
+        self._hardware = asyncio.Lock()
+        self._command_work = asyncio.Event()
+        self._command_messages: deque[CommandMessage] = deque(maxlen=MAX_COMMAND_MESSAGES)
+        self._updates: dict[int, CommandUpdate] = {}
+        self._unstored: dict[int, tuple[CommandUpdate, float]] = {}
+        self._tell_commands = False
+        self._clock_offset: float | None = None
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.link.run())
             tasks.create_task(self._work_loop())
+            tasks.create_task(self._command_loop())
 
     def close(self) -> None:
         self._journal.close()
         self._backend.close()
+        if self._cluster is not None:
+            self._cluster.close()
 
     # Handler of the link: never blocks.
 
@@ -105,12 +131,18 @@ class NodeAgent:
         return self._converger.have_version
 
     def opened(self, welcome: Welcome) -> None:
+        self._clock_offset = self._clock() - welcome.server_time
         self._tell_everything()
 
     def received(self, message: GatewayMessage) -> None:
         if isinstance(message, SignedDocument):
             self._documents.append(message)
             self._work.set()
+        elif isinstance(message, SignedCommand | SignedCancel | CommandAck):
+            if isinstance(message, CommandAck) and (sent := self._unstored.get(message.target)) and sent[0].sequence <= message.sequence:
+                del self._unstored[message.target]
+            self._command_messages.append(message)
+            self._command_work.set()
         elif isinstance(message, Resend):
             self._tell_everything()
 
@@ -126,6 +158,11 @@ class NodeAgent:
         self._observations.clear()
         for start in range(0, len(observations), MAX_OBSERVATIONS):
             messages.append(ObservedReport(controls=tuple(observations[start : start + MAX_OBSERVATIONS])))
+        sent_at = self._clock()
+        for update in self._updates.values():
+            messages.append(update)
+            self._unstored[update.target] = (update, sent_at)
+        self._updates.clear()
         return messages
 
     def heartbeat(self, clock_offset_seconds: float) -> Heartbeat:
@@ -135,6 +172,8 @@ class NodeAgent:
         self._unsent.update(self._latest)
         self._tell_all = True
         self._work.set()
+        self._tell_commands = True
+        self._command_work.set()
 
     # Work on the hardware.
 
@@ -148,7 +187,8 @@ class NodeAgent:
             tell_all, self._tell_all = self._tell_all, False
             inspect_now = loop.time() >= inspect_at
             try:
-                step = await loop.run_in_executor(self._pool, self._step, documents, inspect_now, tell_all)
+                async with self._hardware:
+                    step = await loop.run_in_executor(self._pool, self._step, documents, inspect_now, tell_all)
             except Exception:
                 # A fault of ours or of the disk must not silence the node: say so, and try again with the next pass.
                 log.exception("a pass over the node failed")
@@ -192,6 +232,61 @@ class NodeAgent:
         digest, sent_at = self._sent.get(report.type, ("", 0.0))
         if digest != _digest(report) or self._clock() - sent_at > longest:
             self._unsent.add(report.type)
+
+    # One-shot commands.
+
+    async def _command_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_at = self._clock()
+        while True:
+            pause = max(0.0, min(due_at, self._repeat_at()) - self._clock())
+            try:
+                async with asyncio.timeout(None if pause == NEVER else pause):
+                    await self._command_work.wait()
+            except TimeoutError:
+                pass
+            self._command_work.clear()
+            self._repeat_unstored()
+            messages = list(self._command_messages)
+            self._command_messages.clear()
+            tell_all, self._tell_commands = self._tell_commands, False
+            if not messages and not tell_all and self._clock() < due_at:
+                continue
+            try:
+                async with self._hardware:
+                    outcome = await loop.run_in_executor(self._pool, self._command_step, messages, tell_all)
+            except Exception:
+                # A disk that fails must not silence the node. Orders that were not journalled come again: nobody was told that they are taken.
+                log.exception("a pass over the commands failed")
+                self._tell_commands = self._tell_commands or tell_all
+                due_at = self._clock() + self._converge_seconds
+                continue
+            due_at = outcome.due_at
+            self._updates.update((update.target, update) for update in outcome.updates)
+            if self._updates:
+                self.link.wake()
+
+    def _command_step(self, messages: list[CommandMessage], tell_all: bool) -> Pass:
+        """Runs in the pool."""
+        if self._clock_offset is not None:
+            self._executor.set_clock_offset(self._clock_offset)
+        for message in messages:
+            self._executor.take(message, self._clock())
+        outcome = self._executor.work(Phy.of(self._converger.desired), self._clock())
+        return Pass(updates=self._executor.untold(), due_at=outcome.due_at) if tell_all else outcome
+
+    def _repeat_at(self) -> float:
+        return min((sent_at for _, sent_at in self._unstored.values()), default=NEVER) + REPEAT_SECONDS
+
+    def _repeat_unstored(self) -> None:
+        """What the console has not said to have stored is told again; without a connection a new one tells everything anyhow."""
+        now = self._clock()
+        for target, (update, sent_at) in list(self._unstored.items()):
+            if now >= sent_at + REPEAT_SECONDS:
+                del self._unstored[target]
+                self._updates.setdefault(target, update)
+        if self._updates and self.link.connected:
+            self.link.wake()
 
 
 def _digest(report: InventoryReport | HealthReport) -> str:

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as lazy
 
 from console import formats
 from console.access import Access
+from console.audit_list import AUDIT
 from console.filters import GpuFilter, NodeFilter, RegionFilter, SiteFilter
 from console.links import object_url
 from console.lists import Column, ListKind
@@ -73,12 +74,13 @@ def _why(row: Any) -> SafeString | str:
     health = getattr(row, "health", None)
     if health is None:
         return _("Has never reported.")
-    return format_html('<span title="{0}">{0}</span>', health.why) if health.state != HealthState.OK else ""
+    why = health.why if health.state != HealthState.OK else ""
+    return format_html('<span data-field="{0}:why" title="{1}">{1}</span>', row.pk, why)
 
 
 def _since(row: Any) -> SafeString:
     health = getattr(row, "health", None)
-    return formats.age(health.since if health else None)
+    return format_html('<span data-field="{}:since">{}</span>', row.pk, formats.age(health.since if health else None))
 
 
 def _link(url: str, text: str, css: str = "") -> SafeString:
@@ -318,4 +320,4 @@ REGIONS = ListKind(
     ),
 )
 
-KINDS = {kind.name: kind for kind in (SITES, NODES, GPUS, REGIONS)}
+KINDS = {kind.name: kind for kind in (SITES, NODES, GPUS, REGIONS, AUDIT)}

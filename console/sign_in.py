@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.forms import LoginForm
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.models import User
+from console.session_store import KEPT
 from console.sessions import note_access_change
 
 
@@ -46,3 +47,9 @@ class SignInForm(LoginForm):
             attributes.pop("placeholder", None)
             attributes["autocomplete"] = autocomplete
         self.fields["login"].widget.attrs["autofocus"] = True
+
+    def login(self, request: HttpRequest, redirect_url: str | None = None) -> HttpResponse:
+        response: HttpResponse = super().login(request, redirect_url=redirect_url)
+        if request.user.is_authenticated:
+            request.session[KEPT] = self.cleaned_data["remember"]
+        return response

@@ -39,6 +39,7 @@ document.body.addEventListener("htmx:afterSettle", (event) => {
   const spoken = event.target.closest?.("[data-say]") ?? event.target.querySelector?.("[data-say]");
   if (spoken) say(spoken.dataset.say);
 });
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
 for (const field of document.querySelectorAll("[autofocus]")) if (!field.closest("dialog")) field.focus({ preventScroll: true });
 
 // What scrolls sideways and holds nothing that takes focus must itself be reachable by keyboard.

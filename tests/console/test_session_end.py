@@ -150,6 +150,15 @@ def test_signing_in_again_begins_anew(client: Client, operator: User) -> None:
     assert ask(client)["last"] is False
 
 
+@pytest.mark.parametrize(("asked", "max_age"), [({"remember": "on"}, 12 * HOUR), ({}, "")])
+def test_closing_the_browser_ends_it_unless_one_asked_to_be_kept(operator: User, asked: dict[str, str], max_age: int | str) -> None:
+    client = Client()
+    client.post("/accounts/login/", {"login": "olga", "password": "olgaolga", **asked})
+    client.get("/settings")
+    assert client.cookies["sessionid"]["max-age"] == (pytest.approx(max_age, abs=30) if max_age else "")
+    assert client.session.get_expiry_age() == pytest.approx(12 * HOUR, abs=30), "here it ends at its time either way"
+
+
 def test_how_long_it_lasts_is_told_and_renewed_on_request(client: Client) -> None:
     ends_in(client, 100)
     told = client.get("/accounts/session")
@@ -186,6 +195,7 @@ def test_a_wall_has_no_such_end() -> None:
     assert "session-end" not in page.content.decode()
     assert ENDS not in wall.session
     assert wall.session.get_expiry_date() > now + timedelta(days=89)
+    assert int(wall.cookies["sessionid"]["max-age"]) > 89 * 24 * HOUR, "it goes on when the screen restarts"
     ends_in(wall, -1, started_ago=48 * HOUR)  # a person's session that became a wall's
     assert wall.get("/wall/all").status_code == 200
 

@@ -1,11 +1,19 @@
 // live → polling → lost, always named: the chip in the side bar and one banner with since-when and the next try.
 import { duration } from "./times.js";
-import { say } from "./toasts.js";
+import { say, toast } from "./toasts.js";
 
 const strings = document.getElementById("strings").dataset;
 let banner = null;
 let shown = "";
 let ticking = null;
+
+// Nothing is sent while the console does not answer: what was typed stays.
+document.addEventListener("submit", (event) => {
+  if (!document.documentElement.hasAttribute("data-disconnected") || event.target.method !== "post") return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  toast(strings.offline, "error");
+}, true);
 
 export function showLiveState({ state, since, nextTry, reason }) {
   const chip = document.getElementById("live-state");

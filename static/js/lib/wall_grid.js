@@ -3,6 +3,7 @@
 import { drawCell } from "./marks.js";
 
 const HEAD = 36, GAP = 14, GROUP_HEAD = 22; // CSS pixels
+const NARROWEST = 84; // of a block, CSS pixels: its title has to be read
 const LARGEST = 40, ZOOM_STEP = 1.35, LARGEST_ZOOM = 12;
 const REGION_BLOCKS = 48; // up to this many regions each is a block of its own; beyond, an area is
 
@@ -54,7 +55,7 @@ export class WallGrid {
     this.draw();
   }
 
-  // The largest whole-pixel cell for which all blocks fit, trying every number of columns.
+  // The largest whole-pixel cell for which all blocks fit, trying every number of columns, with each area on lines of its own and with areas side by side.
   #place(width, height) {
     const n = this.store.count;
     this.cellX = new Float32Array(n).fill(NaN);
@@ -68,20 +69,23 @@ export class WallGrid {
     let best = { cell: 0, shape: Infinity };
     const manyAreas = this.perRegion && new Set(this.blocks.map((block) => block.area)).size > 1;
     const most = Math.max(...this.blocks.map((block) => block.rows.length));
-    for (let columns = 1; columns <= this.blocks.length; columns++) {
-      const blockWidth = Math.floor((width - gap * (columns - 1)) / columns);
-      for (let cell = Math.min(Math.floor(LARGEST * this.ratio), blockWidth); cell >= Math.max(2, best.cell); cell--) {
-        const plan = this.#plan(columns, blockWidth, cell, head, gap, manyAreas);
-        if (plan.height > height) continue;
-        const per = Math.max(1, Math.floor(blockWidth / cell));
-        const shape = Math.abs(Math.log(Math.min(per, most) / Math.max(1, Math.ceil(most / per))));
-        if (cell > best.cell || shape < best.shape) best = { cell, plan, shape };
-        break;
+    for (const flowing of manyAreas ? [false, true] : [false]) {
+      for (let columns = 1; columns <= this.blocks.length; columns++) {
+        const blockWidth = Math.floor((width - gap * (columns - 1)) / columns);
+        if (blockWidth < NARROWEST * this.ratio && columns > 1) break;
+        for (let cell = Math.min(Math.floor(LARGEST * this.ratio), blockWidth); cell >= Math.max(2, best.cell); cell--) {
+          const plan = this.#plan(columns, blockWidth, cell, head, gap, manyAreas, flowing);
+          if (plan.height > height) continue;
+          const per = Math.max(1, Math.floor(blockWidth / cell));
+          const shape = Math.abs(Math.log(Math.min(per, most) / Math.max(1, Math.ceil(most / per))));
+          if (cell > best.cell || (shape < best.shape && flowing === best.flowing)) best = { cell, plan, shape, flowing };
+          break;
+        }
       }
     }
     if (!best.plan) { // does not fit: smallest cells, and the page may zoom and pan
       const columns = Math.max(1, Math.floor(Math.sqrt(this.blocks.length * width / height)));
-      best = { cell: 2, plan: this.#plan(columns, Math.floor((width - gap * (columns - 1)) / columns), 2, head, gap, manyAreas) };
+      best = { cell: 2, plan: this.#plan(columns, Math.floor((width - gap * (columns - 1)) / columns), 2, head, gap, manyAreas, true) };
     }
     this.cell = best.cell;
     this.plan = best.plan;
@@ -100,16 +104,25 @@ export class WallGrid {
     this.#index();
   }
 
-  #plan(columns, blockWidth, cell, head, gap, manyAreas) {
+  // `flowing`: a new area goes on beside the last one, instead of beginning a line; its name stands over its first block and at the start of each line.
+  #plan(columns, blockWidth, cell, head, gap, manyAreas, flowing = false) {
     const per = Math.max(1, Math.floor(blockWidth / cell));
     const groupHead = manyAreas ? GROUP_HEAD * this.ratio : 0;
     const places = [], groups = [];
     let y = 0, column = 0, rowHeight = 0, area = -1;
     const newLine = () => { if (column) { y += rowHeight + gap; column = 0; rowHeight = 0; } };
     for (const block of this.blocks) {
-      if (manyAreas && block.area !== area) { newLine(); area = block.area; groups.push({ area, y }); y += groupHead; }
-      places.push({ block, x: column * (blockWidth + gap), y, per, width: blockWidth });
-      rowHeight = Math.max(rowHeight, head + Math.ceil(block.rows.length / per) * cell);
+      const lines = Math.ceil(block.rows.length / per) * cell;
+      if (flowing) {
+        if (block.area !== area || !column) groups.push({ area: block.area, x: column * (blockWidth + gap), y, width: blockWidth });
+        area = block.area;
+        places.push({ block, x: column * (blockWidth + gap), y: y + groupHead, per, width: blockWidth });
+        rowHeight = Math.max(rowHeight, groupHead + head + lines);
+      } else {
+        if (manyAreas && block.area !== area) { newLine(); area = block.area; groups.push({ area, x: 0, y, width: columns * (blockWidth + gap) }); y += groupHead; }
+        places.push({ block, x: column * (blockWidth + gap), y, per, width: blockWidth });
+        rowHeight = Math.max(rowHeight, head + lines);
+      }
       if (++column === columns) newLine();
     }
     newLine();
@@ -200,13 +213,16 @@ export class WallGrid {
     const { g, ratio, z } = this;
     const size = Math.min(1.5, Math.max(1, Math.sqrt(z)));
     g.textBaseline = "alphabetic";
-    for (const { area, y } of this.plan.groups) {
-      const top = Math.round(y * z + this.y);
+    for (const { area, x, y, width } of this.plan.groups) {
+      const left = Math.round(x * z + this.x), top = Math.round(y * z + this.y), wide = Math.round(width * z), high = Math.round(GROUP_HEAD * ratio * z) - 2;
       g.fillStyle = this.colours.bg;
-      g.fillRect(Math.round(this.x), top, Math.round(this.extent.width * z), Math.round(GROUP_HEAD * ratio * z) - 2);
+      g.fillRect(left, top, wide, high);
+      g.save();
+      g.beginPath(); g.rect(left, top, wide, high); g.clip();
       g.fillStyle = this.colours.text3;
       g.font = `600 ${Math.round(11 * ratio * size)}px ${this.colours.font}`;
-      g.fillText(this.store.layout.areas[area].name.toLocaleUpperCase(), Math.round(this.x), top + Math.round(13 * ratio * z));
+      g.fillText(this.store.layout.areas[area].name.toLocaleUpperCase(), left, top + Math.round(13 * ratio * z));
+      g.restore();
     }
     for (const { block, x, y, width } of this.plan.places) {
       const left = Math.round(x * z + this.x), top = Math.round(y * z + this.y), wide = Math.round(width * z), high = Math.round(HEAD * ratio * z);

@@ -3,6 +3,7 @@ import { FleetStore, NO_UTILIZATION, STATES } from "../lib/fleet_store.js";
 import { Live } from "../lib/live.js";
 import { setField } from "../lib/live_page.js";
 import { showLiveState } from "../lib/live_state.js";
+import { refreshAges } from "../lib/times.js";
 
 const strings = document.getElementById("strings").dataset;
 const SVG = "http://www.w3.org/2000/svg";
@@ -23,12 +24,26 @@ function stateCell(cell, word) {
   return true;
 }
 
+// What the row said of the old state is no longer so: since when is known, why comes with the next look at the server.
+function outdated(id, since) {
+  const part = (name) => document.querySelector(`#list [data-field="${id}:${name}"]`);
+  const age = part("since")?.querySelector("[data-age]");
+  if (age && since === since) {
+    const at = new Date(since * 1000).toISOString();
+    age.dataset.age = at;
+    Object.assign(age.closest("time"), { dateTime: at, title: `${at.slice(0, 19).replace("T", " ")} UTC` });
+  }
+  const why = part("why");
+  if (why) { why.textContent = strings.justChanged; why.title = ""; why.className = "faint"; }
+  refreshAges();
+}
+
 function draw(changed) {
   for (const i of changed) {
     const id = store.ids[i];
     const cell = document.querySelector(`#list [data-field="${id}:state"]`);
     if (!cell) continue;
-    if (stateCell(cell, STATES[store.state[i]])) moved.add(id);
+    if (stateCell(cell, STATES[store.state[i]])) { moved.add(id); outdated(id, store.since[i]); }
     const numbers = { use: store.utilization[i] === NO_UTILIZATION ? null : store.utilization[i] / 10_000, power: Number.isNaN(store.power[i]) ? null : store.power[i] };
     for (const [name, value] of Object.entries(numbers)) {
       const element = document.querySelector(`#list [data-field="${id}:${name}"]`);

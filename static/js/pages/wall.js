@@ -19,7 +19,7 @@ const only = own ? new Set(JSON.parse(own.textContent)) : null;
 const store = new FleetStore();
 const words_of = { number: (n) => number.format(n), sites: (n) => fill(words.sites, number.format(n)), state: (i, n) => fill(words[`n${STATES[i][0].toUpperCase()}${STATES[i].slice(1)}`], number.format(n)) };
 const grid = new WallGrid(by("grid"), by("overlay"), store, words_of);
-let held = false, sound = null, lastDown = NaN, summaryDue = true, link = null;
+let held = false, sound = null, lastDown = NaN, summaryDue = true, soon = 0, link = null;
 
 guard();
 grid.setColours(readColours());
@@ -51,7 +51,7 @@ async function start() {
   link = new Live({
     store, neverPause: true,
     urls: { socket: new URL(page.dataset.socket, location.href.replace(/^http/, "ws")).href, frames: page.dataset.frames },
-    onFrames: (changed) => { grid.drawChanged(changed); summaryDue = true; if (store.strangers) setTimeout(() => loadLayout().catch(() => {}), 2000 + 3000 * Math.random()); store.strangers = 0; },
+    onFrames: (changed) => { grid.drawChanged(changed); summaryDue = true; soon ||= setTimeout(() => { soon = 0; tick(); }, 60); if (store.strangers) setTimeout(() => loadLayout().catch(() => {}), 2000 + 3000 * Math.random()); store.strangers = 0; },
     onState: showLink,
     onNotice: () => { panelsDue = Math.min(panelsDue, performance.now() + 2000); },
     onHello: (hello) => { if (hello.version !== page.dataset.version) setTimeout(() => location.reload(), 5000 * Math.random()); },
@@ -61,7 +61,7 @@ async function start() {
 const startedAt = Date.now();
 start();
 
-// Once a second: clocks, counts, ages, banner.
+// Once a second, and right after frames so that numbers agree with cells: clocks, counts, ages, banner.
 let linkState = { state: "connecting", since: Date.now(), nextTry: null };
 function showLink(state) { linkState = state; tick(); }
 const utc = new Intl.DateTimeFormat("en-GB", { timeZone: "UTC", hour: "2-digit", minute: "2-digit", second: "2-digit" });

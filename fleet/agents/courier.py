@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
     async def in_database(self, work: Callable[[], T]) -> T: ...
 
-    async def deliver(self, socket: Socket, sending: Awaitable[None]) -> None: ...
+    async def deliver(self, node_id: int, sending: Awaitable[None]) -> None: ...
 
 
 class Courier:
@@ -142,11 +142,11 @@ class Courier:
         if row.state in (CommandTarget.State.PENDING, CommandTarget.State.SENT) and (row.pk, False) not in self._sent:
             self._sent[(row.pk, False)] = now
             order = SignedCommand(target=row.pk, body=bytes(row.body), signature=bytes(row.signature), key_id=row.key_id)
-            found.append(self._carrier.deliver(socket, socket.send(order)))
+            found.append(self._carrier.deliver(socket.node_id, socket.send(order)))
         if row.cancel_body is not None and row.cancel_signature is not None and (row.pk, True) not in self._sent:
             self._sent[(row.pk, True)] = now
             cancel = SignedCancel(target=row.pk, body=bytes(row.cancel_body), signature=bytes(row.cancel_signature), key_id=row.key_id)
-            found.append(self._carrier.deliver(socket, socket.send(cancel)))
+            found.append(self._carrier.deliver(socket.node_id, socket.send(cancel)))
         return found
 
     async def _switch_loop(self) -> None:
@@ -185,7 +185,7 @@ class Courier:
             socket, place = self._carrier.sockets.get(node_id), self._places.get(node_id, {})
             for one in found:
                 if socket is not None and place.get(one.scope_kind) == one.scope_key:
-                    sendings.append(self._carrier.deliver(socket, socket.send(one.signed)))
+                    sendings.append(self._carrier.deliver(socket.node_id, socket.send(one.signed)))
         await asyncio.gather(*sendings)
 
     async def _result_loop(self) -> None:
@@ -220,4 +220,4 @@ class Courier:
             socket = self._carrier.sockets.get(node_id)
             if socket is not None:
                 with contextlib.suppress(ConnectionError):
-                    await self._carrier.deliver(socket, socket.send(ack))
+                    await self._carrier.deliver(socket.node_id, socket.send(ack))

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from agent.protocol import (
     parse_agent_message,
 )
 from fleet.agents import enrolment, store
+from fleet.agents.courier import Courier
 from fleet.agents.session import Closed, Session
 from fleet.agents.store import Contact, DatabaseAway, Known
 from fleet.control import observed
@@ -84,12 +85,26 @@ class Hub:
         self._poll_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closings: set[asyncio.Task[None]] = set()
+        self.courier = Courier(self)
+
+    @property
+    def sockets(self) -> Mapping[int, Session]:
+        return self.sessions
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.clock(), UTC)
 
     async def start(self) -> None:
-        loops = (self._identify_loop, self._flush_loop, self._report_loop, self._offer_loop, self._wake_loop, self._check_loop, self._poll_loop)
+        loops = (
+            self._identify_loop,
+            self._flush_loop,
+            self._report_loop,
+            self._offer_loop,
+            self._wake_loop,
+            self._check_loop,
+            self._poll_loop,
+            *self.courier.loops,
+        )
         self._tasks = [asyncio.create_task(self._forever(loop)) for loop in loops]
 
     async def stop(self) -> None:
@@ -141,6 +156,7 @@ class Hub:
         self._gone.discard(session.node_id)
         self._contacts[session.node_id] = Contact(connected_at=self.now(), agent_version=agent_version)
         self._dirty.add(session.node_id)
+        self.courier.joined(session.node_id)
         if before is not None:
             self.close_soon(before, CloseCode.REPLACED, "Another connection speaks for this node.")
 
@@ -148,6 +164,7 @@ class Hub:
         if self.sessions.get(session.node_id) is session:
             del self.sessions[session.node_id]
             self._gone.add(session.node_id)
+            self.courier.left(session.node_id)
 
     def heard(self, session: Session, beat: Heartbeat) -> None:
         contact = self._contacts.get(session.node_id)
@@ -230,7 +247,7 @@ class Hub:
         for node_id in list(self._resend):
             self._resend.discard(node_id)
             if (session := self.sessions.get(node_id)) is not None:
-                await self._deliver(session, session.send(Resend()))
+                await self.deliver(session.node_id, session.send(Resend()))
 
     async def _flush(self) -> None:
         dirty, self._dirty = self._dirty, set()
@@ -304,16 +321,18 @@ class Hub:
             if session is None:
                 continue
             if document is not None and session.wants(document.version):
-                deliveries.append(self._deliver(session, session.send_document(document)))
+                deliveries.append(self.deliver(session.node_id, session.send_document(document)))
             elif node_id in answers:
-                deliveries.append(self._deliver(session, session.answer_nothing_newer()))
+                deliveries.append(self.deliver(session.node_id, session.answer_nothing_newer()))
         await asyncio.gather(*deliveries)
 
-    async def _deliver(self, session: Session, sending: Awaitable[None]) -> None:
+    async def deliver(self, node_id: int, sending: Awaitable[None]) -> None:
+        """Await a send to a node's socket; one that fails closes the socket, and the agent dials again."""
         try:
             await sending
         except Closed as closed:
-            await session.close(closed.code, closed.message)
+            if (session := self.sessions.get(node_id)) is not None:
+                await session.close(closed.code, closed.message)
         except ConnectionError:
             return
 
@@ -331,6 +350,9 @@ class Hub:
                     woken = [int(fields[b"n"]) for _, fields in entries if fields.get(b"n", b"").isdigit()]
                     self._to_check.update(node_id for node_id in woken if node_id in self.sessions)
                     self.offer(woken)
+                    self.courier.wake(woken)
+                    if any(b"s" in fields for _, fields in entries):
+                        self.courier.wake_switches()
         except (RedisError, OSError) as error:
             log.warning("gateway_redis_away", error=str(error))
             # Without a wake, looking is all there is: each second then.

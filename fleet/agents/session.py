@@ -17,16 +17,19 @@ from agent.protocol import (
     Auth,
     Challenge,
     CloseCode,
+    CommandUpdate,
     Fetch,
     GatewayMessage,
     HealthReport,
     Heartbeat,
     InventoryReport,
+    LocalEvent,
     NoDocument,
     ObservedReport,
     ProtocolError,
     Refusal,
     SignedDocument,
+    SwitchUpdate,
     Welcome,
     authentication_statement,
     parse_agent_message,
@@ -41,8 +44,8 @@ Send = Callable[[Event], Awaitable[None]]
 
 AUTH_SECONDS = 15.0
 SEND_SECONDS = 10.0
-# An agent sends a heartbeat and now and then a report: more messages than this in one heartbeat's time is a fault.
-MOST_MESSAGES_PER_BEAT = 200
+# An agent sends a heartbeat, now and then a report, and after days alone what it did meanwhile: more than this in one heartbeat's time is a fault.
+MOST_MESSAGES_PER_BEAT = 500
 UNACKED_SECONDS = 30.0
 
 
@@ -192,6 +195,12 @@ class Session:
         elif isinstance(message, Ack):
             self.known_version = max(self.known_version, min(message.version, self.sent_version))
             self._hub.acknowledged(self, message)
+        elif isinstance(message, CommandUpdate):
+            self._hub.courier.updated(self.node_id, message)
+        elif isinstance(message, SwitchUpdate):
+            self._hub.courier.answered(self.node_id, message)
+        elif isinstance(message, LocalEvent):
+            self._hub.courier.happened(self.node_id, message)
         elif isinstance(message, Fetch):
             self.known_version, self.sent_version = message.have_version, 0
             self._hub.offer([self.node_id], answer=True)

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from django.db import Error as DatabaseError
+
 from console.access import Access
 from console.live import metrics
 from console.live.database import in_database
 from console.live.hub import LiveHub, hub_of_this_loop
 from console.live.identity import Identity, admit_session, admit_token, bearer_secret, may_knock, session_of
-from console.live.viewer import Send, Viewer
+from console.live.viewer import DATABASE_AWAY, Send, Viewer
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -23,6 +25,7 @@ MESSAGE_CHARACTERS = 16_384
 # A page sends a handful of messages; more than this in one window is a fault or an attack.
 MESSAGES_PER_WINDOW, WINDOW_SECONDS = 60, 10.0
 WATCHED_SITES = 20
+GOODBYE_SECONDS = 5.0
 
 
 async def live_socket(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -33,7 +36,11 @@ async def live_socket(scope: dict[str, Any], receive: Receive, send: Send) -> No
     if not may_knock(scope["headers"]):
         await _refuse(receive, send, "origin")
         return
-    admitted = await in_database(_admit)(scope)
+    try:
+        admitted = await in_database(_admit)(scope)
+    except DatabaseError:
+        await _refuse(receive, send, "database away")
+        return
     if admitted is None:
         await _refuse(receive, send, "signed out")
         return
@@ -49,6 +56,10 @@ async def live_socket(scope: dict[str, Any], receive: Receive, send: Send) -> No
     try:
         await hub.add(viewer)
         await _serve(hub, viewer, receive, sender)
+    except DatabaseError:
+        viewer.close("the database does not answer", DATABASE_AWAY)
+        with contextlib.suppress(TimeoutError, OSError):
+            await asyncio.wait_for(asyncio.shield(sender), GOODBYE_SECONDS)
     finally:
         hub.remove(viewer)
         sender.cancel()

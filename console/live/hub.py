@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +23,7 @@ from console.live import metrics
 from console.live.database import in_database
 from console.live.identity import check
 from console.live.scopes import Group, RegionKey, RegionScope, load_scope, region_key
-from console.live.viewer import Viewer, text_message
+from console.live.viewer import DATABASE_AWAY, Viewer, text_message
 from fleet import frames, stream
 from fleet.models import Area
 
@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 BEAT_SECONDS = 5.0
 RECHECK_SECONDS = 3.0
+RESTART_SECONDS = 1.0
 # Frames of one tick arrive within moments of each other; they leave as one message.
 GATHER_SECONDS = 0.03
 # Longer than this without an answer of the database nobody can be checked, so nobody stays.
@@ -53,6 +54,7 @@ class LiveHub:
         self._tasks: list[asyncio.Task[None]] = []
         self._client: redis.asyncio.Redis | None = None
         self._suspects: set[int] = set()
+        self._checked_at = time.monotonic()  # when everybody was last found to be allowed here
         self._suspected = asyncio.Event()
         self._ready = asyncio.Event()
 
@@ -129,10 +131,24 @@ class LiveHub:
     # Life of the hub
 
     def _start(self) -> None:
-        # `block` below is shorter than this timeout; no timeout at all would hang on a dead peer.
-        self._client = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=2, protocol=2)
         self._ready.clear()
-        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._beat(), self._recheck())]
+        self._checked_at = time.monotonic()
+        self._tasks = [
+            asyncio.create_task(self._forever(work, name)) for work, name in ((self._read, "read"), (self._beat, "beat"), (self._recheck, "recheck"))
+        ]
+
+    async def _forever(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        """Keep one of our tasks alive: whatever ended it is logged, and after a pause it starts anew."""
+        while True:
+            try:
+                await work()
+            except (RedisError, OSError, frames.FrameError, DatabaseError) as error:
+                log.warning("live_task_interrupted", task=name, error=str(error))
+            except Exception:
+                log.exception("live_task_failed", task=name)
+            metrics.INTERRUPTIONS.inc()
+            self._ready.set()
+            await asyncio.sleep(RESTART_SECONDS)
 
     def _stop(self) -> None:
         for task in self._tasks:
@@ -146,18 +162,15 @@ class LiveHub:
     # Frames, details, notices
 
     async def _read(self) -> None:
-        client = self._client
-        assert client is not None
+        # `block` below is shorter than this timeout; no timeout at all would hang on a dead peer.
+        client = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=2, protocol=2)
+        self._client = client
         try:
-            while True:
-                try:
-                    await self._read_streams(client)
-                except (RedisError, OSError, frames.FrameError) as error:
-                    log.warning("live_reader_interrupted", error=str(error))
-                    self._ready.set()
-                    await asyncio.sleep(1)
+            await self._read_streams(client)
         finally:
-            await client.aclose()
+            self._client = None
+            with contextlib.suppress(RedisError, OSError):
+                await client.aclose()
 
     async def _read_streams(self, client: redis.asyncio.Redis) -> None:
         """Catch up from the stored snapshots and what the streams still hold, then relay until something breaks."""
@@ -275,26 +288,29 @@ class LiveHub:
     # Who may stay
 
     async def _recheck(self) -> None:
-        checked_at = time.monotonic()
+        """Suspects at once; everybody by a clock of its own, so that no stream of suspects puts it off."""
+        due = time.monotonic() + self._recheck_seconds
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._suspected.wait(), self._recheck_seconds)
+                await asyncio.wait_for(self._suspected.wait(), max(0.0, due - time.monotonic()))
             self._suspected.clear()
             suspects, self._suspects = self._suspects, set()
-            viewers = [viewer for viewer in self.viewers if not suspects or viewer.identity.user_id in suspects]
-            if not viewers:
-                continue
-            identities = {viewer.identity for viewer in viewers}
+            everybody = time.monotonic() >= due
+            if everybody:
+                due = time.monotonic() + self._recheck_seconds
+            viewers = [viewer for viewer in self.viewers if everybody or viewer.identity.user_id in suspects]
             try:
-                found = await in_database(check)(identities, now=datetime.now(UTC))
-                await self._apply(viewers, found)
+                if viewers:
+                    found = await in_database(check)({viewer.identity for viewer in viewers}, now=datetime.now(UTC))
+                    await self._apply(viewers, found)
             except DatabaseError as error:
                 log.warning("live_recheck_failed", error=str(error))
-                if time.monotonic() - checked_at > UNCHECKED_SECONDS:
+                if time.monotonic() - self._checked_at > UNCHECKED_SECONDS:
                     for viewer in self.viewers:
-                        viewer.close("cannot check who you are: the database does not answer", 4503)
+                        viewer.close("cannot check who you are: the database does not answer", DATABASE_AWAY)
                 continue
-            checked_at = time.monotonic()
+            if everybody:
+                self._checked_at = time.monotonic()
 
     async def _apply(self, viewers: list[Viewer], found: Any) -> None:
         for viewer in viewers:

@@ -14,6 +14,8 @@ from console.live.identity import Identity
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 QUEUE_LIMIT = 16
+# The close code that says: come again, the database does not answer now.
+DATABASE_AWAY = 4503
 
 
 class Viewer:

@@ -70,7 +70,11 @@ class ServiceReading(models.Model):
 
     node = models.ForeignKey("fleet.Node", on_delete=models.DO_NOTHING, db_constraint=False, related_name="service_readings")
     job = models.CharField(max_length=20, help_text="node, triton, vllm, dcgm")
-    item = models.CharField(max_length=120, blank=True, help_text="Model name (and engine) of an inference server; empty for the node itself.")
+    item = models.CharField(
+        max_length=400,
+        blank=True,
+        help_text="Model, device or file system; empty for the node itself. 'name [engine, server, GPU]' is one part where a node has several.",
+    )
     sampled_at = models.DateTimeField(null=True)
     values = models.JSONField(default=dict, help_text="{field: number or null}; names and units in fleet.telemetry.service_metrics.SERVICE_FIELDS.")
 

@@ -184,6 +184,7 @@ class Refusal(StrEnum):
     SUSPECT_PROFILING = "suspect_profiling"
     NO_IDENTITY = "no_identity"
     TOO_MANY_SERIES = "too_many_series"
+    NAME_TOO_LONG = "name_too_long"
     SERIES_MISSING = "series_missing"  # not a refusal: series that came and no longer come; its count is a state
 
 

@@ -99,6 +99,14 @@ class Ingest:
         times = np.array([sample.at for sample in found], dtype=np.float64)
         return self._take(sender, np.array(slots, dtype=np.int64), values, times, lambda index: found[index].labels, now)
 
+    def sweep(self, *, older_than: float) -> None:
+        """Forget series, and parts of services, that have not come since `older_than` (Unix seconds)."""
+        table = self.table
+        table.sweep(older_than=older_than)
+        of_service = table.kind == Kind.SERVICE
+        in_use = {job: table.row[of_service & (table.metric == index)] for index, job in enumerate(JOBS)}
+        self.services.sweep(in_use, older_than=older_than)
+
     def _take(self, sender: SenderScope, slots: Slots, values: Floats, times: Floats, read: Callable[[int], Labels], now: float) -> Taken:
         """Sort samples [n] by what their slots name and put them there."""
         if not len(slots):

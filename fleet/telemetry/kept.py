@@ -1,7 +1,7 @@
 """What telemetry keeps beside the readings: service values, data quality, and the last known values of sites that fell silent."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 from django.db import connection
@@ -16,6 +16,7 @@ from fleet.telemetry.service_state import ServiceRow
 
 _PART = 2_000
 MISSING_FORGOTTEN_SECONDS = 600.0
+SERVICE_FORGOTTEN = timedelta(hours=1)
 
 
 def moment(seconds: float) -> datetime:
@@ -31,6 +32,21 @@ def store_services(rows: Iterable[ServiceRow], node_ids: "np.ndarray[tuple[int],
         readings, batch_size=_PART, update_conflicts=True, unique_fields=["node", "job", "item"], update_fields=["sampled_at", "values"]
     )
     return len(readings)
+
+
+_FORGET_SERVICES = """
+DELETE FROM fleet_service_reading AS old USING (
+    SELECT node_id, job, max(sampled_at) AS sampled_at FROM fleet_service_reading WHERE item <> '' AND item NOT LIKE '[%%' GROUP BY node_id, job
+) AS newest
+WHERE old.node_id = newest.node_id AND old.job = newest.job AND old.sampled_at < newest.sampled_at - %s
+"""
+
+
+def forget_ended_services() -> int:
+    """Drop what no longer comes of a node's job while the job's other items go on: pods, models and devices that went. Returns how many rows."""
+    with connection.cursor() as cursor:
+        cursor.execute(_FORGET_SERVICES, [SERVICE_FORGOTTEN])
+        return cursor.rowcount
 
 
 _ADD_QUALITY = """

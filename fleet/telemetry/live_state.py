@@ -93,6 +93,11 @@ class Columns:
             self._room = room
         return first
 
+    def clear(self, row: int) -> None:
+        """Fill a row with the columns' defaults."""
+        for name, array in self._arrays.items():
+            array[..., row] = self._fills[name]
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._arrays)
 

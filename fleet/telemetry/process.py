@@ -20,7 +20,7 @@ from fleet.health.store import HealthStore
 from fleet.inventory import seen
 from fleet.telemetry.fields import SeriesSeen
 from fleet.telemetry.ingest import Ingest
-from fleet.telemetry.kept import add_quality, keep_last_known, last_known_of, set_missing, store_services
+from fleet.telemetry.kept import add_quality, forget_ended_services, keep_last_known, last_known_of, set_missing, store_services
 from fleet.telemetry.live_detail import DetailWatch
 from fleet.telemetry.live_inventory import Version, apply_heartbeats, apply_inventory, find_areas, read_heartbeats, read_inventory, read_version
 from fleet.telemetry.live_state import LiveState
@@ -68,7 +68,7 @@ class TelemetryProcess:
     def __init__(self, *, areas: list[str], clock: Callable[[], float] = time.time) -> None:
         self.lock = threading.Lock()
         self.state = LiveState(slice_silent_seconds=3.0 * settings.SCRAPE_INTERVAL_SECONDS)
-        self.services = ServiceState()
+        self.services = ServiceState(silent_seconds=3.0 * settings.SCRAPE_INTERVAL_SECONDS)
         self.ingest = Ingest(self.state, self.services, silent_after_seconds=1.5 * settings.SCRAPE_INTERVAL_SECONDS)
         self.senders = SenderDirectory()
         self.figures = Figures()
@@ -191,7 +191,8 @@ class TelemetryProcess:
         self._attempt("senders", lambda: self.senders.record_use(used, now=_moment(now)), due=bool(used))
         if self._due("sweep", now, SWEEP_SECONDS):
             with self.lock:
-                self.ingest.table.sweep(older_than=now - FORGET_SERIES_SECONDS)
+                self.ingest.sweep(older_than=now - FORGET_SERIES_SECONDS)
+            self._attempt("services", forget_ended_services)
         return flushed[0] if flushed else None
 
     def _flush_services(self, now: float) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fleet.telemetry.fields import XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, short_host, whole_number
 from fleet.telemetry.live_state import LiveState
 from fleet.telemetry.series_table import METRICS, NVLINK_PART_OF, Kind, SeriesTable
-from fleet.telemetry.service_metrics import FIELD_INDEX, FIELDS_OF_JOB, JOBS, find_field, is_service_metric, job_of
+from fleet.telemetry.service_metrics import FIELD_INDEX, FIELDS_OF_JOB, JOBS, MAX_NAME, MAX_PART, Item, find_field, is_service_metric, job_of, server_of
 from fleet.telemetry.service_state import ServiceState
 from fleet.telemetry.sightings import Sightings, identity_of
 
@@ -182,15 +182,18 @@ class Resolver:
         node_row = self._node(labels, sender)
         if job == "dcgm":
             return self._table.add(sender.id, digest, Kind.NODE_UP, row=node_row)
-        return self._add_service(job, node_row, "", FIELD_INDEX[job]["up"], digest, sender)
+        return self._add_service(job, node_row, Item("", "" if job == "node" else server_of(labels)), FIELD_INDEX[job]["up"], digest, sender)
 
     def _service_series(self, labels: Labels, digest: int, sender: SenderScope) -> int:
         found = find_field(labels)
         if found is None:
             return self._table.ignore(sender.id, digest, None)
         field, item = found
-        return self._add_service(field.job, self._node(labels, sender), clean_text(item, 120), FIELD_INDEX[field.job][field.name], digest, sender)
+        return self._add_service(field.job, self._node(labels, sender), item, FIELD_INDEX[field.job][field.name], digest, sender)
 
-    def _add_service(self, job: str, node_row: int, item: str, field: int, digest: int, sender: SenderScope) -> int:
+    def _add_service(self, job: str, node_row: int, item: Item, field: int, digest: int, sender: SenderScope) -> int:
+        if len(item.name) > MAX_NAME or len(item.part) > MAX_PART or len(item.beside) > MAX_NAME:
+            raise NotTaken(Refusal.NAME_TOO_LONG)
+        item = Item(clean_text(item.name, MAX_NAME), clean_text(item.part, MAX_PART), clean_text(item.beside, MAX_NAME))
         row = self._services.row(job, node_row, item)
         return self._table.add(sender.id, digest, Kind.SERVICE, row=row, metric=JOBS.index(job), column=field, slice_row=node_row)

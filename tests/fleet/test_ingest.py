@@ -13,7 +13,7 @@ from fleet.telemetry.ingest import Ingest
 from fleet.telemetry.prompb import write_request
 from fleet.telemetry.protobuf_wire import DecodeError
 from fleet.telemetry.resolver import SenderScope
-from tests.fleet.samples import T0, WHOLE_FLEET, fleet_of, from_exposition, gpu_value, push, slice_value
+from tests.fleet.samples import T0, WHOLE_FLEET, fleet_of, gpu_value, push, slice_value
 
 STALE = struct.unpack("<d", struct.pack("<Q", STALE_NAN_BITS))[0]
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
@@ -274,7 +274,7 @@ class TestNames:
         assert gpu_value(ingest, GPU, "power_watts") == 5
 
 
-class TestUpAndServices:
+class TestUp:
     def test_up_of_the_dcgm_job(self, ingest: Ingest) -> None:
         labels = {"__name__": "up", "job": "dcgm", "site": "S1", "node": "gpu-a-01.example.net"}
         push(ingest, [Sample(labels, 1.0, T0), Sample(labels, 0.0, T0 + 10)])
@@ -283,34 +283,6 @@ class TestUpAndServices:
         assert ingest.state.node_up[0] == 0.0
         ingest.state.derive()
         assert np.isnan(ingest.state.site_last_contact[0])
-
-    def test_node_exporter(self, ingest: Ingest) -> None:
-        text = 'node_load1 37.12\nnode_memory_MemTotal_bytes 2.1e12\nnode_network_receive_bytes_total{device="bond0"} %s\n'
-        for n, total in enumerate((1000, 6000)):
-            push(ingest, from_exposition(text % total, T0 + 10 * n, job="node", site="S1", node="gpu-a-01"))
-        node = ingest.services.read("node", 0, "")
-        network = ingest.services.read("node", 0, "bond0")
-        assert node is not None
-        assert node.values == {"load1": 37.12, "memory_total_bytes": 2.1e12}
-        assert network is not None
-        assert network.values["network_receive_bytes_per_second"] == 500
-
-    def test_a_service_that_ends_and_numbers_that_are_none_leave_no_value(self, ingest: Ingest) -> None:
-        labels = {"__name__": "nv_gpu_utilization", "gpu_uuid": GPU, "job": "triton", "site": "S1", "node": "gpu-a-01"}
-        for n, (value, right) in enumerate([(0.5, 0.5), (math.inf, None), (0.25, 0.25), (math.nan, None), (87.0, None), (1.0, 1.0), (STALE, None)]):
-            push(ingest, [Sample(labels, value, T0 + 10 * n)])
-            row = ingest.services.read("triton", 0, GPU)
-            assert row is not None
-            assert row.values["gpu_utilization_ratio"] == right
-
-    def test_a_scrape_is_read_when_it_settled(self, ingest: Ingest) -> None:
-        push(ingest, from_exposition("node_load1 1", T0, job="node", site="S1", node="gpu-a-01"), now=T0)
-        assert ingest.services.take_changed(now=T0 + 0.5) == []
-        ((row, key),) = ingest.services.take_changed(now=T0 + 0.6)
-        assert (row.job, row.values) == ("node", {"load1": 1.0})
-        assert ingest.services.take_changed(now=T0 + 20) == []
-        ingest.services.keep_changed([key])
-        assert len(ingest.services.take_changed(now=T0 + 20)) == 1
 
 
 def test_a_restart_of_the_table_forgets_series_that_no_longer_come(ingest: Ingest) -> None:

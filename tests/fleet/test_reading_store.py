@@ -2,7 +2,7 @@
 
 import math
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from fleet.models import DataQuality, Gpu, GpuReading, LastKnownReading, MigSlic
 from fleet.telemetry.copy_rows import copy_rows
 from fleet.telemetry.fields import GPU_FIELD_INDEX, Refusal, Sample
 from fleet.telemetry.ingest import Ingest
-from fleet.telemetry.kept import add_quality, keep_last_known, last_known_of, set_missing, store_services
+from fleet.telemetry.kept import add_quality, forget_ended_services, keep_last_known, last_known_of, set_missing, store_services
 from fleet.telemetry.live_inventory import UnknownArea, apply_inventory, find_areas, read_inventory, read_version
 from fleet.telemetry.live_state import LiveState
 from fleet.telemetry.quality import Tally
@@ -230,6 +230,16 @@ def test_service_values() -> None:
     assert store_services(rows, ingest.state.node_id) == 1
     reading = ServiceReading.objects.get(node=node)
     assert (reading.job, reading.item, reading.values["requests_per_second"], reading.values["mean_latency_seconds"]) == ("triton", "detector:3", 10, 0.04)
+
+
+def test_items_that_no_longer_come_go_while_their_job_goes_on() -> None:
+    node, silent = make_node(), make_node()
+    now = datetime.fromtimestamp(T0, tz=UTC)
+    for where, item, hours in ((node, "", 0), (node, "[a]", 0), (node, "m", 3), (node, "m [a]", 3), (node, "m [b]", 5), (silent, "m", 9), (silent, "", 0)):
+        ServiceReading.objects.create(node=where, job="triton", item=item, sampled_at=now - timedelta(hours=hours))
+    ServiceReading.objects.create(node=node, job="vllm", item="m", sampled_at=now - timedelta(hours=9))
+    assert forget_ended_services() == 1
+    assert not ServiceReading.objects.filter(item="m [b]").exists()
 
 
 def test_data_quality_adds_up_and_missing_series_are_a_state() -> None:

@@ -1,4 +1,4 @@
-"""Tables of cases for what metrics mean: values, blanks, workloads, slices, energy; Triton and vLLM between two scrapes (C09, C10)."""
+"""Tables of cases for what metrics mean: values, blanks, workloads, slices, energy (C32)."""
 
 import math
 from collections import defaultdict
@@ -20,8 +20,8 @@ from fleet.telemetry.fields import (
     sliced_utilization,
     workload_of,
 )
-from fleet.telemetry.service_metrics import SERVICE_FIELDS, Scrape, combine_engines, derive, engine_of, find_field, job_of
-from tests.fleet.samples import FIXTURES, T0, case_file, case_json, from_answer, from_exposition
+from fleet.telemetry.service_metrics import SERVICE_FIELDS, job_of
+from tests.fleet.samples import case_json, from_answer
 
 
 def test_fields_are_the_columns_of_the_readings() -> None:
@@ -129,91 +129,6 @@ def test_c32_energy_of_restarting_blinking_and_blank_counters() -> None:
         assert total / 3.6e6 == pytest.approx(expect["kwh"][uuid], abs=expect["tolerance_kwh"])
         assert all(0 <= interval.joules <= limits["power_limit_w"] * (interval.until - interval.since) * limits["slack"] for interval in intervals)
         assert any(interval.at_least for interval in intervals) == (letter == "B")
-
-
-def scrapes(job: str, *texts: str, seconds: float = 60.0) -> list[dict[str, Scrape]]:
-    found = []
-    for number, text in enumerate(texts):
-        values: dict[str, dict[str, float]] = defaultdict(dict)
-        for sample in from_exposition(text, T0 + number * seconds):
-            match = find_field(sample.labels)
-            if match is not None:
-                field, item = match
-                assert field.job == job
-                values[item][field.name] = sample.value * field.scale
-        found.append({item: Scrape(T0 + number * seconds, its) for item, its in values.items()})
-    return found
-
-
-def test_c09_vllm_names_of_all_versions_count_once() -> None:
-    expect = case_json("C09")
-    for name in ("vllm-old", "vllm-both", "vllm-new"):
-        (items,) = scrapes("vllm", case_file("C09", f"{name}.prom"))
-        usage = {str(engine_of(item)): scrape.values["kv_cache_usage_ratio"] for item, scrape in items.items()}
-        assert usage == expect["kv_cache_usage"][name]
-        total = combine_engines([scrape.values for scrape in items.values()])
-        assert (total["inter_token_count_total"], total["inter_token_seconds_total"]) == (expect["inter_token"]["count"], expect["inter_token"]["sum_s"])
-        assert total["inter_token_seconds_total"] / total["inter_token_count_total"] == expect["inter_token"]["mean_s"]
-        assert total["requests_running"] == expect["requests_running"][name]
-        assert total.get("prefix_hit_ratio") == expect["prefix_hit_ratio"][name]
-        assert "kv_cache_usage_ratio" not in total
-
-
-def test_c10_triton_between_two_scrapes() -> None:
-    expect = case_json("C10")
-    first, second = scrapes("triton", case_file("C10", "scrape-1.prom"), case_file("C10", "scrape-2.prom"), seconds=expect["interval_s"])
-    last, previous = second["detector:3"], first["detector:3"]
-    derived = derive("triton", last, previous)
-    assert derived["mean_latency_seconds"] == pytest.approx(expect["mean_latency_ms"] / 1000)
-    assert derived["mean_queue_seconds"] == pytest.approx(expect["mean_queue_ms"] / 1000)
-    assert derived["mean_batch"] == expect["mean_batch"]
-    assert derived["requests_per_second"] == expect["request_rate_per_s"]
-    assert derived["failures"] == expect["failures"].pop("total")
-    assert derived["success_ratio"] == pytest.approx(expect["success_ratio"], abs=expect["tolerance"])
-    for reason, count in expect["failures"].items():
-        name = f"failures_{reason.lower()}_total"
-        assert last.values[name] - previous.values[name] == count
-    (gpu,) = (scrape for item, scrape in second.items() if item.startswith("GPU-"))
-    assert gpu.values["gpu_utilization_ratio"] * 100 == pytest.approx(expect["gpu_util_pct"])
-    assert gpu.values["gpu_memory_used_bytes"] / 2**20 == expect["gpu_mem_used_mib"]
-
-
-def test_triton_without_traffic_or_after_a_restart_has_no_means() -> None:
-    (first,) = scrapes("triton", case_file("C10", "scrape-1.prom"))
-    (later,) = scrapes("triton", case_file("C10", "scrape-2.prom"))
-    scrape, more = first["detector:3"], later["detector:3"]
-    idle = derive("triton", Scrape(T0 + 60, scrape.values), scrape)
-    assert (idle["requests_per_second"], idle["mean_latency_seconds"], idle["success_ratio"]) == (0.0, None, None)
-    restarted = derive("triton", Scrape(T0 + 60, scrape.values), Scrape(T0, more.values))
-    assert {restarted["requests_per_second"], restarted["mean_latency_seconds"], restarted["failures"]} == {None}
-    assert derive("triton", scrape, None)["requests_per_second"] is None
-
-
-def test_fixture_of_triton() -> None:
-    (items,) = scrapes("triton", (FIXTURES / "triton-metrics.prom").read_text())
-    values = items["detector:3"].values
-    assert values["requests_ok_total"] == 158233
-    assert sum(value for name, value in values.items() if name.startswith("failures_")) == 233
-    assert values["request_seconds_total"] / values["requests_ok_total"] == pytest.approx(0.03199658, abs=1e-8)
-    assert values["latency_p99_seconds"] == pytest.approx(0.088339)
-    assert items[""].values == {"cpu_utilization_ratio": 0.214}
-
-
-def test_fixture_of_vllm() -> None:
-    (items,) = scrapes("vllm", (FIXTURES / "vllm-v1-metrics.prom").read_text())
-    ((item, scrape),) = items.items()
-    assert item == "acme/tern-70b-instruct#0"
-    assert sum(scrape.values[f"requests_{reason}_total"] for reason in ("stop", "length", "abort")) == 8270
-    assert scrape.values["kv_cache_usage_ratio"] == 0.7138
-    assert scrape.values["time_to_first_token_seconds_total"] / scrape.values["time_to_first_token_count_total"] == pytest.approx(0.239943, abs=1e-6)
-    assert not any("created" in name for name in scrape.values)
-
-
-def test_fixture_of_node_exporter() -> None:
-    (items,) = scrapes("node", (FIXTURES / "node-exporter-excerpt.prom").read_text())
-    assert items[""].values["load1"] == 37.12
-    assert items["/"].values == {"filesystem_available_bytes": 6.12202496e11}
-    assert items["bond0"].values == {"network_receive_bytes_total": 8.812330112e12}
 
 
 def test_service_fields_are_named_once_per_job() -> None:

@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 
 from fleet import catalogue
 from fleet.control import audit, desired_state
+from fleet.inventory import protection
 from fleet.models import Gpu, Node, ObjectKind, Policy
 from fleet.stream import publish_notices
 
@@ -58,6 +59,8 @@ def clock_limits(gpu: Gpu) -> ClockLimits:
 
 def refusal_for(gpu: Gpu) -> str:
     """Why no control of the whole GPU may be set on it now; "" when one may. Uses the prefetched `protected_placements`."""
+    if protection.lacks_phy(gpu):
+        return "GPU stands on a DU node and what of it is PHY's is not known: clock, power and reset need approvals, which do not exist yet."
     positions = sorted({position for placement in gpu.protected_placements.all() for position in range(placement.start, placement.start + placement.size)})
     if positions:
         return f"GPU carries PHY at positions {_ranges(positions)}: clock, power and reset need approvals, which do not exist yet."

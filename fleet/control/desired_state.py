@@ -17,6 +17,8 @@ from django.db.models import Q
 
 from agent.protocol import Control, DesiredState, Layer, Place, ProtectedSpan, ProtocolError, sign_document
 from fleet.control import signing
+from fleet.inventory import protection
+from fleet.inventory.mig import WHOLE
 from fleet.models import DesiredDocument, Gpu, Node, ObjectKind, Policy, ProtectedPlacement
 from fleet.stream import connect
 
@@ -36,6 +38,12 @@ _DUE = """
         OR (policy.ends_at > %(late)s AND policy.ends_at > (SELECT max(created_at) FROM fleet_desireddocument WHERE node_id = gpu.node_id))
     )
 """
+# Taken with the documents in one transaction: should the worker die, they wait for the next.
+_STALE = """
+    DELETE FROM fleet_staledocument
+    WHERE id IN (SELECT id FROM fleet_staledocument ORDER BY id LIMIT %(most)s FOR UPDATE SKIP LOCKED) RETURNING node_id
+"""
+_PART, _PARTS = 1000, 10
 
 
 def _key_of(place: Place, kind: str) -> str:
@@ -60,12 +68,17 @@ def compose(node_ids: Iterable[int], *, now: datetime) -> dict[int, DesiredState
         )
     }
     gpus: dict[int, list[str]] = defaultdict(list)
-    for node_id, gpu_uuid in Gpu.objects.filter(node_id__in=ids).exclude(presence=Gpu.Presence.RETIRED).order_by("uuid").values_list("node_id", "uuid"):
-        gpus[node_id].append(gpu_uuid)
     spans: dict[int, list[ProtectedSpan]] = defaultdict(list)
+    held = Gpu.objects.filter(node_id__in=ids).exclude(presence=Gpu.Presence.RETIRED).annotate(lacks_phy=protection.LACKS_PHY).order_by("uuid")
+    for node_id, gpu_uuid, lacks_phy in held.values_list("node_id", "uuid", "lacks_phy"):
+        gpus[node_id].append(gpu_uuid)
+        if lacks_phy:
+            spans[node_id].append(ProtectedSpan(gpu_uuid=gpu_uuid, start=WHOLE.start, size=WHOLE.size))
     protected = ProtectedPlacement.objects.filter(gpu__node_id__in=ids).exclude(gpu__presence=Gpu.Presence.RETIRED).order_by("gpu__uuid", "start")
     for node_id, gpu_uuid, start, size in protected.values_list("gpu__node_id", "gpu__uuid", "start", "size"):
         spans[node_id].append(ProtectedSpan(gpu_uuid=gpu_uuid, start=start, size=size))
+    for found in spans.values():
+        found.sort(key=lambda span: (span.gpu_uuid, span.start))
     policies = _policies_by_scope(places.values(), [gpu_uuid for found in gpus.values() for gpu_uuid in found], now)
     return {
         node_id: DesiredState(
@@ -172,14 +185,23 @@ def _content(body: bytes) -> DesiredState | None:
 
 
 def refresh_documents(*, now: datetime) -> int:
-    """Issue documents that time or the inventory made necessary: an ended policy is taken out, a GPU that came to carry PHY loses its control.
+    """Issue documents that time or the inventory made necessary: an ended policy is taken out, placements kept for PHY are as they are held by now.
 
     Agents undo ended settings by themselves; this keeps what we hold equal to what they do. Returns how many were issued.
     """
+    protection.protect_bare()
     with connection.cursor() as cursor:
         cursor.execute(_DUE, {"now": now, "late": now - LATE})
         due = [node_id for (node_id,) in cursor.fetchall()]
-    return len(issue_documents(due, now=now)) if due else 0
+    issued = len(issue_documents(due, now=now)) if due else 0
+    for _ in range(_PARTS):
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(_STALE, {"most": _PART})
+            stale = [node_id for (node_id,) in cursor.fetchall()]
+            issued += len(issue_documents(stale, now=now)) if stale else 0
+        if len(stale) < _PART:
+            break
+    return issued
 
 
 def wake(node_ids: Iterable[int]) -> None:

@@ -47,6 +47,9 @@ class Span:
         return f"position {self.start}" if self.size == 1 else f"positions {self.start}-{self.stop - 1}"
 
 
+WHOLE = Span(0, POSITIONS)
+
+
 class Code(StrEnum):
     """Why a layout is impossible or not allowed."""
 
@@ -194,6 +197,23 @@ def protected_spans(sku: Sku, layout: Iterable[Placement]) -> list[Span]:
         profile = sku.profile(placement.profile)
         if placement.purpose is Purpose.PHY and profile is not None:
             spans.append(span_of(profile, placement.start))
+    return spans
+
+
+def default_protection(sku: Sku | None, instances: Iterable[Span] = ()) -> list[Span]:
+    """What is kept for the radio on a GPU of a DU node as long as nobody states other placements: those of the default layout.
+
+    Nobody knows where the radio is on a board that is not known or has no MIG, and where an instance stands half inside the default
+    placements: then the whole GPU is kept.
+    """
+    if sku is None or not sku.mig_capable:
+        return [WHOLE]
+    spans = protected_spans(sku, default_layout(sku))
+    reserved = {position for span in spans for position in range(span.start, span.stop)}
+    for instance in instances:
+        inside = reserved & set(range(instance.start, instance.stop))
+        if inside and len(inside) < instance.size:
+            return [WHOLE]
     return spans
 
 

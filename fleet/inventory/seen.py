@@ -15,6 +15,8 @@ from django.db.models.functions import Lower
 from agent.protocol import GpuFacts, InventoryReport
 from fleet.bulk import update_rows
 from fleet.health.findings import close_findings, open_findings
+from fleet.inventory import protection
+from fleet.inventory.mig import Span
 from fleet.inventory.reconcile.gpus import MISSING, GpuPass, missing_finding
 from fleet.inventory.reconcile.observed import Observed, ObservedGpu, ObservedSlice, ObservedWorkload, Reconciled, host_label
 from fleet.inventory.reconcile.provenance import Ledger
@@ -95,6 +97,12 @@ def _apply(seen: Observed, nodes: Sequence[tuple[Node, InventoryReport | str]], 
     gpu_pass = GpuPass(seen, ledger, now)
     gpus = gpu_pass.run()
     result = gpu_pass.result
+    protection.documents_stale(gpu_pass.documents_stale)
+    placed: dict[str, list[Span]] = {uuid: [] for uuid in seen.complete_slices}
+    for each in seen.slices:
+        if each.gpu_uuid in placed and each.start is not None and each.size is not None:
+            placed[each.gpu_uuid].append(Span(each.start, each.size))
+    protection.protect([*(gpu.pk for gpu in gpus.values()), *result.moved], elsewhere=result.moved, named=gpu_pass.named, placed=placed)
     slices, changes = reconcile_slices(seen, gpus, gpu_pass.nodes, now)
     result.add(changes)
     on_nodes = {gpu.uuid: gpu for node_id in seen.complete_workload_nodes for gpu in gpu_pass.on_node[node_id]}

@@ -8,7 +8,7 @@ import pghistory
 from django.db import transaction
 
 from fleet.inventory.importing.columns import KINDS
-from fleet.inventory.importing.device_targets import TARGETS, GpuTarget, close_unexpected
+from fleet.inventory.importing.device_targets import PROTECTED, TARGETS, GpuTarget, close_unexpected
 from fleet.inventory.importing.targets import Target
 from fleet.jobs import JobFailed, Progress
 from fleet.models import ImportRow, InventoryImport, Job
@@ -55,7 +55,10 @@ def apply_rows(inventory_import: InventoryImport, progress: Progress, user: Any,
         Job.objects.filter(pk=locked.pk).update(result={**progress.job.result, "made": target.made()})
     counts = {outcome: sum(1 for row in rows if row.outcome == outcome) for outcome in ("new", "changed", "conflict")}
     progress.log(f"Applied {len(rows)} rows: {counts['new']} new, {counts['changed']} changed, {counts['conflict']} in conflict and chosen.")
-    return {"applied": counts, "made": target.made()}
+    made = target.made()
+    if protected := made.get(PROTECTED):
+        progress.log(f"{len(protected)} GPUs of DU nodes had no placements kept for PHY and got the default ones.")
+    return {"applied": counts, "made": made}
 
 
 def undo_rows(inventory_import: InventoryImport, progress: Progress, user: Any, reason: str, now: datetime) -> dict[str, Any]:

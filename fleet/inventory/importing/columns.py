@@ -152,7 +152,9 @@ def _sku(text: str) -> str:
 
 
 def parse_spans(text: str) -> list[tuple[int, int]]:
-    """Protected placements as (start, size): `0-2` is one span, `0:1 1:1 2:1` three of one position, `all` the whole GPU."""
+    """Protected placements as (start, size): `0-2` is one span, `0:1 1:1 2:1` three of one position, `all` the whole GPU, `none` has none."""
+    if text.lower() == "none":
+        return []
     if text.lower() == "all":
         return [(0, POSITIONS)]
     spans: list[tuple[int, int]] = []
@@ -172,13 +174,13 @@ def parse_spans(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-def write_spans(spans: list[tuple[int, int]]) -> str | None:
-    """The one spelling of protected placements; None when there are none."""
-    return " ".join(f"{start}:{size}" for start, size in sorted(spans)) or None
+def write_spans(spans: list[tuple[int, int]]) -> str:
+    """The one spelling of protected placements; `none` when there are none."""
+    return " ".join(f"{start}:{size}" for start, size in sorted(spans)) or "none"
 
 
-def _spans(text: str) -> str | None:
-    return None if text.lower() == "none" else write_spans(parse_spans(text))
+def _spans(text: str) -> str:
+    return write_spans(parse_spans(text))
 
 
 SITES = Kind(
@@ -227,7 +229,7 @@ GPUS = Kind(
         Column("pci_bus_id", _pci, default="", help="00000000:19:00.0."),
         Column("serial", partial(_text, longest=40), default="", help="Serial number of the board."),
         Column("mig_enabled", _truth, default=False, help="true or false."),
-        Column("protected_placements", _spans, help="Memory positions kept for PHY: 0:1 1:1 2:1 (start:size), 0-2, all, none."),
+        Column("protected_placements", _spans, help="Memory positions kept for PHY: 0:1 1:1 2:1 (start:size), all, none; empty changes nothing."),
     ),
 )
 KINDS = {kind.name: kind for kind in (SITES, NODES, GPUS)}

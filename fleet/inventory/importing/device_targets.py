@@ -3,19 +3,25 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Q
 
 from fleet.bulk import update_rows
-from fleet.catalogue import SKUS
+from fleet.catalogue import SKUS, UNKNOWN
 from fleet.health.findings import close_findings
+from fleet.inventory import protection
 from fleet.inventory.importing.check import CheckedRow, check_protection
 from fleet.inventory.importing.columns import GPUS, NODES, Value, parse_spans, write_spans
 from fleet.inventory.importing.targets import CREATED_AT_ONCE, Advance, SiteTarget, Target, Values, parts
+from fleet.inventory.mig import Span
+from fleet.inventory.protection import PLACEMENTS
 from fleet.inventory.reconcile.gpus import UNEXPECTED
 from fleet.inventory.reconcile.observed import host_label, pci_address
 from fleet.inventory.reconcile.provenance import close_disagreements
 from fleet.models import Gpu, Node, ObjectKind, ProtectedPlacement, Site, Source
+
+PROTECTED = "protected"  # in a job's result: GPUs that got the default protection by the import
 
 
 class NodeTarget(Target):
@@ -26,6 +32,7 @@ class NodeTarget(Target):
     def __init__(self, region_ids: Iterable[int] | None, now: datetime) -> None:
         super().__init__(region_ids, now)
         self.sites: dict[str, Site] = {}
+        self.protected: list[str] = []
 
     @staticmethod
     def key_of(values: Values) -> str:
@@ -57,7 +64,16 @@ class NodeTarget(Target):
                     if name in values:
                         setattr(self.held[key], name, values[name])
             update_rows(Node, self._fields, [self.held[key] for key, _ in part])
+            became_du = [self.held[key].pk for key, values in part if values.get("role") == Node.Role.DU]
+            gpus = list(Gpu.objects.filter(node_id__in=became_du).values_list("pk", flat=True))
+            self.protected += protection.protect(gpus, elsewhere=gpus)
             advance(len(part))
+
+    def made(self) -> dict[str, Any]:
+        return {PROTECTED: self.protected} if self.protected else {}
+
+    def unmake(self, made: Mapping[str, Any]) -> None:
+        protection.take_back(made.get(PROTECTED, []))
 
     def users(self, keys: Sequence[str]) -> dict[str, str]:
         used: dict[str, str] = {}
@@ -82,6 +98,7 @@ class GpuTarget(Target):
         self.sites: dict[str, Site] = {}
         self.nodes: dict[str, Node] = {}
         self.spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.protected: list[str] = []
 
     @staticmethod
     def key_of(values: Values) -> str:
@@ -98,7 +115,15 @@ class GpuTarget(Target):
             for gpu_id, start, size in ProtectedPlacement.objects.filter(gpu_id__in=part).values_list("gpu_id", "start", "size"):
                 self.spans[gpu_id].append((start, size))
 
+    def complete(self, values: Values) -> dict[str, Value]:
+        complete = super().complete(values)
+        if complete[PLACEMENTS] is None:
+            del complete[PLACEMENTS]
+        return complete
+
     def check(self, row: CheckedRow) -> None:
+        if row.values.get(PLACEMENTS) is None:
+            row.values.pop(PLACEMENTS, None)  # an empty cell states nothing; only `none` takes protection away
         held = self.held.get(row.key)
         if held is not None and not self.may_change(held.node.site.region_id):
             row.refuse("uuid", "is not yours to use.")
@@ -111,13 +136,13 @@ class GpuTarget(Target):
                 row.refuse("node", f"the site {code} has no node {host!r}; import it first.")
             else:
                 row.values["node"] = node.host_name
-        sku, text = row.values.get("sku"), row.values.get("protected_placements")
+        sku, text = row.values.get("sku"), row.values.get(PLACEMENTS)
         if isinstance(sku, str) and isinstance(text, str):
             starts: dict[int, set[int]] = defaultdict(set)
             for profile in SKUS[sku].profiles:
                 starts[profile.size].update(profile.placements)
             if problem := check_protection(SKUS[sku].mig_capable, starts, parse_spans(text)):
-                row.refuse("protected_placements", problem)
+                row.refuse(PLACEMENTS, problem)
         if isinstance(sku, str) and row.values.get("mig_enabled") and not SKUS[sku].mig_capable:
             row.refuse("mig_enabled", f"{SKUS[sku].name} has no MIG.")
 
@@ -131,7 +156,7 @@ class GpuTarget(Target):
             "pci_bus_id": pci_address(held.pci_bus_id),
             "serial": held.serial,
             "mig_enabled": held.mig_enabled,
-            "protected_placements": write_spans(self.spans[held.pk]),
+            PLACEMENTS: write_spans(self.spans[held.pk]),
         }
 
     def observed(self, held: Gpu, field: str) -> bool:
@@ -154,38 +179,63 @@ class GpuTarget(Target):
 
     def create(self, rows: Sequence[Values], advance: Advance) -> None:
         for part in parts(rows, CREATED_AT_ONCE):
-            gpus, wanted = [], {}
+            gpus: list[Gpu] = []
+            stated: dict[str, list[Span]] = {}
             for values in part:
                 gpu = Gpu(uuid=str(values["uuid"]))
                 complete = self.complete(values)
                 self._assign(gpu, complete)
                 gpus.append(gpu)
-                wanted[gpu.uuid] = complete["protected_placements"]
+                if (spans := _stated(complete)) is not None:
+                    stated[gpu.uuid] = spans
+                    protection.note_stated(gpu, spans)
             Gpu.objects.bulk_create(gpus)
-            self._protect({gpu: wanted[gpu.uuid] for gpu in gpus if wanted[gpu.uuid]})
+            protection.write_placements({gpu.pk: stated[gpu.uuid] for gpu in gpus if stated.get(gpu.uuid)})
+            protection.protect(gpu.pk for gpu in gpus if gpu.uuid not in stated)
             advance(len(part))
 
     def update(self, changes: Sequence[tuple[str, Values]], advance: Advance) -> None:
         for part in parts(changes):
-            protect: dict[Gpu, Value] = {}
+            stated: dict[int, list[Span]] = {}
+            moved, named = [], []
+            stale = {self.held[key].node_id for key, _ in part}
             for key, values in part:
                 gpu = self.held[key]
+                node_id, sku = gpu.node_id, gpu.sku
                 self._assign(gpu, values)
-                if "protected_placements" in values and values["protected_placements"] != write_spans(self.spans[gpu.pk]):
-                    protect[gpu] = values["protected_placements"]
-            update_rows(Gpu, [*self._fields, "sources"], [self.held[key] for key, _ in part])
-            ProtectedPlacement.objects.filter(gpu__in=list(protect)).delete()
-            self._protect(protect)
+                if (spans := _stated(values)) is not None:
+                    stated[gpu.pk] = spans
+                    protection.note_stated(gpu, spans)
+                elif gpu.node_id != node_id:
+                    moved.append(gpu.pk)
+                if sku == UNKNOWN and gpu.sku != UNKNOWN:
+                    named.append(gpu.pk)
+            gpus = [self.held[key] for key, _ in part]
+            update_rows(Gpu, [*self._fields, "sources"], gpus)
+            protection.write_placements(stated)
+            self.protected += protection.protect([gpu.pk for gpu in gpus], elsewhere=moved, named=named)
+            protection.documents_stale(stale | {gpu.node_id for gpu in gpus})
             advance(len(part))
             close_disagreements(ObjectKind.GPU, [key for key, _ in part], self.now)
 
-    def _protect(self, wanted: Mapping[Gpu, Value]) -> None:
-        ProtectedPlacement.objects.bulk_create(
-            [ProtectedPlacement(gpu=gpu, start=start, size=size) for gpu, text in wanted.items() if isinstance(text, str) for start, size in parse_spans(text)]
-        )
+    def delete(self, keys: Sequence[str], advance: Advance) -> None:
+        protection.documents_stale(self.held[key].node_id for key in keys)
+        super().delete(keys, advance)
+
+    def made(self) -> dict[str, Any]:
+        return {PROTECTED: self.protected} if self.protected else {}
+
+    def unmake(self, made: Mapping[str, Any]) -> None:
+        protection.take_back(made.get(PROTECTED, []))
 
     def users(self, keys: Sequence[str]) -> dict[str, str]:
         return {key: "has been seen by now." for key in keys if self.held[key].first_seen_at is not None}
+
+
+def _stated(values: Values) -> list[Span] | None:
+    """The placements for PHY that a row states, None when it states none."""
+    text = values.get(PLACEMENTS)
+    return [Span(start, size) for start, size in parse_spans(text)] if isinstance(text, str) else None
 
 
 def sites_by_code(codes: set[str]) -> dict[str, Site]:

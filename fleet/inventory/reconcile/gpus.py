@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
 
-from django.db.models import F
-from django.db.models.functions import Greatest
+from django.db.models import F, Func, JSONField, QuerySet, Value
+from django.db.models.functions import Concat, Greatest
 
 from fleet.bulk import update_rows
 from fleet.catalogue import UNKNOWN, sku_for_model
 from fleet.health.findings import Found, close_findings, close_findings_of_gpus, open_findings
+from fleet.inventory.protection import PLACEMENTS
 from fleet.inventory.reconcile.observed import LATE, Observed, ObservedGpu, Reconciled, pci_address
 from fleet.inventory.reconcile.provenance import Ledger, close_disagreements
 from fleet.models import AgentConnection, Disagreement, Finding, Gpu, MigSlice, Node, ObjectKind, ProtectedPlacement, Source, Workload
@@ -55,6 +56,9 @@ class GpuPass:
         self.found: list[Found] = []
         self.retired: dict[str, datetime] = {}
         self.not_missing: list[Gpu] = []
+        self.named: list[int] = []  # GPUs whose model was not known before
+        self.documents_stale: set[int] = set()  # nodes that have other GPUs by now
+        self.claims = self._claims()
 
     def run(self) -> dict[str, Gpu]:
         """Do it; returns all GPUs that the source saw and the inventory now holds, by UUID."""
@@ -85,6 +89,7 @@ class GpuPass:
         sku = sku_for_model(each.model_name) if each.model_name else None
         if gpu.sku == UNKNOWN and sku is not None:
             gpu.sku, gpu.sources["sku"] = sku.key, self.seen.source
+            self.named.append(gpu.pk)
         elif each.model_name and gpu.sku != UNKNOWN:
             if sku is not None:
                 self.ledger.settle(gpu, "sku", sku.key, key=gpu.uuid, site_id=site_id, at=each.at)
@@ -105,6 +110,7 @@ class GpuPass:
             self.result.returned.append(gpu.pk)
             self.arrived[gpu.uuid] = each
             self.not_missing.append(gpu)
+            self.documents_stale.add(gpu.node_id)
         gpu.presence, gpu.missing_since, gpu.retired_at, gpu.replaced_by = Gpu.Presence.PRESENT, None, None, None
         gpu.first_seen_at = gpu.first_seen_at or each.at
         gpu.last_seen_at = max(gpu.last_seen_at or each.at, each.at)
@@ -144,7 +150,7 @@ class GpuPass:
             return
         before = gpu.node_id
         words = (self._where(before), self._where(each.node_id))
-        if each.node_id != before and self.seen.source == Source.AGENT and self._claimed_by(gpu, before):
+        if each.node_id != before and self.seen.source == Source.AGENT and gpu.uuid in self.claims.get(before, ()):
             site_id = self.nodes[before].site_id
             self.ledger.dispute(ObjectKind.GPU, gpu.uuid, "node_id", site_id=site_id, held_source=Source.AGENT, held=words[0], seen=words[1], at=each.at)
             return
@@ -158,12 +164,15 @@ class GpuPass:
         self.on_node[before].remove(gpu)
         self.on_node[gpu.node_id].append(gpu)
         self.result.moved.append(gpu.pk)
+        self.documents_stale |= {before, gpu.node_id}
         self.arrived[gpu.uuid] = each
 
-    @staticmethod
-    def _claimed_by(gpu: Gpu, node_id: int) -> bool:
-        """Whether the last report of that node's agent still lists the GPU."""
-        return AgentConnection.objects.filter(node_id=node_id, report__inventory__gpus__contains=[{"uuid": gpu.uuid}]).exists()
+    def _claims(self) -> dict[int, list[str]]:
+        """UUIDs that the last reports of the agents list from whose nodes this agent's GPUs would move."""
+        if self.seen.source != Source.AGENT:
+            return {}
+        left = {gpu.node_id for each in self.seen.gpus if (gpu := self.by_uuid.get(each.uuid)) is not None and each.node_id not in (None, gpu.node_id)}
+        return _listed_by(AgentConnection.objects.filter(node_id__in=left)) if left else {}
 
     def _replaced(self) -> None:
         """A GPU that stands in another's slot has replaced it: the old one is retired, its findings end, its protected placements stay with the slot."""
@@ -206,32 +215,30 @@ class GpuPass:
         if not absent:
             return
         disputes = Disagreement.objects.filter(until__isnull=True, kind=ObjectKind.GPU, object_key__in=[gpu.uuid for gpu in absent], field="node_id")
-        disputed = set(disputes.values_list("object_key", flat=True))
+        told = list(disputes.values_list("object_key", "seen_value"))
+        disputed = {uuid for uuid, _ in told}
+        others = self._claimants({place for _, place in told}, node_id) if told and self.ledger.source == Source.AGENT else {}
+        settled = []
         for gpu in absent:
-            if gpu.uuid in disputed:
-                self._settle_dispute(gpu, node_id, at)
-                continue
-            gpu.presence, gpu.missing_since = Gpu.Presence.MISSING, at
-            self.dirty[gpu.uuid] = gpu
-            self.result.missing.append(gpu.pk)
+            if gpu.uuid not in disputed:
+                gpu.presence, gpu.missing_since = Gpu.Presence.MISSING, at
+                self.dirty[gpu.uuid] = gpu
+                self.result.missing.append(gpu.pk)
+            elif (other := next((other for other, uuids in others.items() if gpu.uuid in uuids), None)) is not None:
+                # Two nodes' agents had the GPU and this one lets go: the other one has it.
+                gpu.node_id, gpu.sources["node_id"] = other, Source.AGENT
+                gpu.last_seen_at = max(gpu.last_seen_at or at, at)
+                self._moved(gpu, node_id, ObservedGpu(uuid=gpu.uuid, node_id=other, at=at))
+                self.dirty[gpu.uuid] = gpu
+                settled.append(gpu.uuid)
+        close_disagreements(ObjectKind.GPU, settled, self.now, fields=["node_id"])
 
-    def _settle_dispute(self, gpu: Gpu, node_id: int, at: datetime) -> None:
-        """Two nodes' agents had the GPU and this one lets go: the other one has it."""
-        other = (
-            AgentConnection.objects.filter(report__inventory__gpus__contains=[{"uuid": gpu.uuid}])
-            .exclude(node_id=node_id)
-            .values_list("node_id", flat=True)
-            .first()
-        )
-        if other is None or self.ledger.source != Source.AGENT:
-            return
-        if other not in self.nodes:
-            self.nodes[other] = Node.objects.select_related("site").get(pk=other)
-        gpu.node_id, gpu.sources["node_id"] = other, Source.AGENT
-        gpu.last_seen_at = max(gpu.last_seen_at or at, at)
-        close_disagreements(ObjectKind.GPU, [gpu.uuid], self.now, fields=["node_id"])
-        self._moved(gpu, node_id, ObservedGpu(uuid=gpu.uuid, node_id=other, at=at))
-        self.dirty[gpu.uuid] = gpu
+    def _claimants(self, places: set[str], node_id: int) -> dict[int, list[str]]:
+        """UUIDs that the last reports list of the other nodes that disagreements name in words."""
+        words = Concat("host_name", Value(" ("), "site__code", Value(")"))
+        rows = Node.objects.annotate(words=words).filter(words__in=places).exclude(pk=node_id).select_related("site")
+        self.nodes.update({node.pk: node for node in rows})
+        return _listed_by(AgentConnection.objects.filter(node_id__in=[node.pk for node in rows]).order_by("node_id"))
 
     def _free_indexes(self, accepted: Iterable[str]) -> None:
         """An index that one GPU has now is no longer another's: whose it was is not known any more."""
@@ -304,11 +311,23 @@ class GpuPass:
             self.result.workloads_ended += gone.update(ended_at=Greatest(F("started_at"), at))
             self.result.slices_ended += MigSlice.objects.filter(gpu__uuid__in=uuids, ended_at__isnull=True).update(ended_at=Greatest(F("created_at"), at))
         close_disagreements(ObjectKind.GPU, list(self.retired), self.now)
-        kept = ProtectedPlacement.objects.filter(gpu__uuid__in=self.retired)
+        kept = list(ProtectedPlacement.objects.filter(gpu__uuid__in=self.retired).select_related("gpu"))
         ProtectedPlacement.objects.bulk_create(
-            [ProtectedPlacement(gpu=slots[each.gpu.uuid].replaced_by, start=each.start, size=each.size) for each in kept.select_related("gpu")],
-            ignore_conflicts=True,
+            [ProtectedPlacement(gpu=slots[each.gpu.uuid].replaced_by, start=each.start, size=each.size) for each in kept], ignore_conflicts=True
         )
+        stated: dict[str, Gpu] = {}
+        for new, old in [(slots[each.gpu.uuid].replaced_by, each.gpu) for each in kept if PLACEMENTS in each.gpu.sources]:
+            if new is not None and new.sku == old.sku:
+                new.sources[PLACEMENTS] = old.sources[PLACEMENTS]
+                stated[new.uuid] = new
+        update_rows(Gpu, ["sources"], list(stated.values()))
+        self.documents_stale |= {slots[uuid].node_id for uuid in self.retired}
+
+
+def _listed_by(connections: QuerySet[AgentConnection]) -> dict[int, list[str]]:
+    """UUIDs of the GPUs in the last report of each of these agents, by node."""
+    uuids = Func("report", template="jsonb_path_query_array(%(expressions)s, '$.inventory.gpus[*].uuid')", output_field=JSONField())
+    return dict(connections.annotate(uuids=uuids).values_list("node_id", "uuids"))
 
 
 def missing_finding(gpu: Gpu, node: Node, on_node: list[Gpu]) -> Found:

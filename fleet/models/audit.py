@@ -79,11 +79,16 @@ class AuditSeal(models.Model):
     previous = models.BinaryField(max_length=32)
     digest = models.BinaryField(max_length=32, help_text="SHA-256 over the previous digest, this seal's bounds, and its entries.")
 
+    @property
+    def hex(self) -> str:
+        return bytes(self.digest).hex()
+
     class Meta:
         constraints = [
             models.CheckConstraint(condition=Q(number__gte=1), name="audit_seal_number"),
             models.CheckConstraint(condition=Q(until_transaction__isnull=True) | Q(until_transaction__gt=F("from_transaction")), name="audit_seal_has_room"),
         ]
+        indexes = [models.Index(fields=["-from_transaction"], name="audit_seal_begin_idx")]
 
 
 class AuditCheck(models.Model):

@@ -16,7 +16,8 @@ from agent.simulator.agents import run_all, run_share
 from agent.simulator.config import EXPORTERS, ScenarioConfig, SimulatorConfig, dump_config, load_config, load_timeline
 from agent.simulator.fields import ConfigError
 from agent.simulator.fleet_plan import plan_fleet
-from agent.simulator.hardware import Hardware, HardwareError, Silence
+from agent.simulator.hardware import Hardware, Silence
+from agent.simulator.partitions import HardwareError
 from agent.simulator.scenarios import mild_timeline
 from agent.simulator.server import run_hardware
 

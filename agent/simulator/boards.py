@@ -17,6 +17,7 @@ class Board:
     idle_sm_mhz: int
     memory_mhz: int
     idle_watts: float
+    min_limit_watts: float
     limit_watts: float
     celsius_per_watt: float
     slowdown_celsius: float
@@ -28,13 +29,13 @@ class Board:
 BOARDS = {
     board.sku: board
     for board in (
-        Board("h100-sxm-80gb", "NVIDIA H100 80GB HBM3", 81559, 479, 1980, 345, 2619, 70, 700, 0.0465, 87, True, True, True),
-        Board("h100-pcie-80gb", "NVIDIA H100 PCIe", 81559, 479, 1755, 345, 1593, 48, 350, 0.092, 87, True, True, False),
-        Board("h100-nvl-94gb", "NVIDIA H100 NVL", 95830, 479, 1785, 345, 2619, 60, 400, 0.085, 87, True, True, False),
-        Board("h200-141gb", "NVIDIA H200", 143771, 612, 1980, 345, 3201, 75, 700, 0.0465, 87, True, True, True),
-        Board("a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 420, 1410, 210, 1215, 50, 400, 0.08, 87, True, True, True),
-        Board("a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 512, 1410, 210, 1593, 55, 400, 0.08, 87, True, True, True),
-        Board("l40s-48gb", "NVIDIA L40S", 46068, 540, 2520, 210, 9001, 35, 350, 0.105, 93, False, False, False),
+        Board("h100-sxm-80gb", "NVIDIA H100 80GB HBM3", 81559, 479, 1980, 345, 2619, 70, 200, 700, 0.0465, 87, True, True, True),
+        Board("h100-pcie-80gb", "NVIDIA H100 PCIe", 81559, 479, 1755, 345, 1593, 48, 200, 350, 0.092, 87, True, True, False),
+        Board("h100-nvl-94gb", "NVIDIA H100 NVL", 95830, 479, 1785, 345, 2619, 60, 200, 400, 0.085, 87, True, True, False),
+        Board("h200-141gb", "NVIDIA H200", 143771, 612, 1980, 345, 3201, 75, 200, 700, 0.0465, 87, True, True, True),
+        Board("a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 420, 1410, 210, 1215, 50, 100, 400, 0.08, 87, True, True, True),
+        Board("a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 512, 1410, 210, 1593, 55, 100, 400, 0.08, 87, True, True, True),
+        Board("l40s-48gb", "NVIDIA L40S", 46068, 540, 2520, 210, 9001, 35, 100, 350, 0.105, 93, False, False, False),
     )
 }
 
@@ -65,6 +66,31 @@ def profile_size(board: Board, profile: str, path: str) -> int:
 def compute_slices(profile: str) -> int:
     """Compute slices (of 7) of a profile: its first digit."""
     return int(profile.partition("g")[0])
+
+
+# Names of the profiles by board: 1g, 1g with double memory, 2g, 3g, 4g, 7g. Where they may start and how many fit is the same on all of them.
+_PROFILE_GB = {
+    "h100-sxm-80gb": (10, 20, 20, 40, 40, 80),
+    "h100-pcie-80gb": (10, 20, 20, 40, 40, 80),
+    "h100-nvl-94gb": (12, 24, 24, 47, 47, 94),
+    "h200-141gb": (18, 35, 35, 71, 71, 141),
+    "a100-40gb": (5, 10, 10, 20, 20, 40),
+    "a100-80gb": (10, 20, 20, 40, 40, 80),
+}
+_PLACEMENTS = (
+    ("1g", (0, 1, 2, 3, 4, 5, 6), 1, 7),
+    ("1g", (0, 2, 4, 6), 2, 4),
+    ("2g", (0, 2, 4), 2, 3),
+    ("3g", (0, 4), 4, 2),
+    ("4g", (0,), 4, 1),
+    ("7g", (0,), 8, 1),
+)
+
+
+def mig_profiles(board: Board) -> list[tuple[str, tuple[int, ...], int, int]]:
+    """(name, first positions, memory positions taken, most instances) of each profile that the board offers; none without MIG."""
+    names = _PROFILE_GB.get(board.sku, ())
+    return [(f"{compute}.{gb}gb", starts, size, most) for (compute, starts, size, most), gb in zip(_PLACEMENTS, names, strict=False)]
 
 
 def slice_memory_mib(board: Board, size: int) -> int:

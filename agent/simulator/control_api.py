@@ -9,6 +9,10 @@
 | `GET /reachability?version=<n>&wait=<seconds>` | cut and down nodes; waits until something changed |
 | `GET /nodes/<host>/boot`, `/inventory`, `/health` | what the driver says |
 | `GET`, `PUT {"min_mhz", "max_mhz"}`, `DELETE /nodes/<host>/gpus/<uuid>/clocks` | SM clock: read, lock, unlock |
+| `GET`, `PUT {"limit_mw"}`, `DELETE /nodes/<host>/gpus/<uuid>/power` | power limit: read, set, back to the default |
+| `GET`, `PUT {"enabled"}` `/nodes/<host>/gpus/<uuid>/mig` | MIG: mode, instances and what is offered; set the mode |
+| `POST /nodes/<host>/gpus/<uuid>/mig/instances {"profile", "start"}` | makes an instance; its `gpu_instance_id` |
+| `DELETE /nodes/<host>/gpus/<uuid>/mig/instances/<id>` | removes it |
 
 Errors are `{"error": text}` (a field's name first) with 400, 404, 409; hardware that refuses is `{"code", "error"}` with 422.
 """
@@ -26,7 +30,8 @@ from aiohttp import web
 from agent.backends.base import ErrorCode
 from agent.simulator.config import parse_scenario
 from agent.simulator.fields import ConfigError, Fields
-from agent.simulator.hardware import Hardware, HardwareError
+from agent.simulator.hardware import Hardware
+from agent.simulator.partitions import HardwareError
 
 LONGEST_WAIT_SECONDS = 60.0
 
@@ -53,6 +58,13 @@ class ControlApi:
                 web.get("/nodes/{host}/gpus/{uuid}/clocks", self._read_clocks),
                 web.put("/nodes/{host}/gpus/{uuid}/clocks", self._set_clocks),
                 web.delete("/nodes/{host}/gpus/{uuid}/clocks", self._reset_clocks),
+                web.get("/nodes/{host}/gpus/{uuid}/power", self._read_power),
+                web.put("/nodes/{host}/gpus/{uuid}/power", self._set_power),
+                web.delete("/nodes/{host}/gpus/{uuid}/power", self._reset_power),
+                web.get("/nodes/{host}/gpus/{uuid}/mig", self._read_mig),
+                web.put("/nodes/{host}/gpus/{uuid}/mig", self._set_mig_mode),
+                web.post("/nodes/{host}/gpus/{uuid}/mig/instances", self._create_instance),
+                web.delete("/nodes/{host}/gpus/{uuid}/mig/instances/{instance:[0-9]{1,3}}", self._destroy_instance),
             ]
         )
 
@@ -145,6 +157,46 @@ class ControlApi:
 
     async def _reset_clocks(self, request: web.Request) -> web.Response:
         self._hardware.reset_clock_range(request.match_info["host"], request.match_info["uuid"], self._clock())
+        return web.json_response({})
+
+    def _act(self, request: web.Request, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return self._hardware.act(request.match_info["host"], request.match_info["uuid"], name, arguments, self._clock())
+
+    async def _read_power(self, request: web.Request) -> web.Response:
+        return web.json_response(asdict(self._hardware.read_power(request.match_info["host"], request.match_info["uuid"], self._clock())))
+
+    async def _set_power(self, request: web.Request) -> web.Response:
+        fields = Fields(await _body(request), "")
+        arguments = {"limit_mw": fields.integer("limit_mw", low=0, high=10**9)}
+        fields.finish()
+        self._act(request, "set_power_limit", arguments)
+        return web.json_response({})
+
+    async def _reset_power(self, request: web.Request) -> web.Response:
+        self._act(request, "reset_power_limit", {})
+        return web.json_response({})
+
+    async def _read_mig(self, request: web.Request) -> web.Response:
+        return web.json_response(asdict(self._hardware.read_mig(request.match_info["host"], request.match_info["uuid"], self._clock())))
+
+    async def _set_mig_mode(self, request: web.Request) -> web.Response:
+        fields = Fields(await _body(request), "")
+        enabled = fields.raw("enabled")
+        fields.finish()
+        if not isinstance(enabled, bool):
+            raise ConfigError(f"enabled: expected true or false, found {enabled!r}")
+        self._act(request, "set_mig_mode", {"enabled": enabled})
+        return web.json_response({})
+
+    async def _create_instance(self, request: web.Request) -> web.Response:
+        fields = Fields(await _body(request), "")
+        arguments = {"profile": fields.text("profile", empty=False), "start": fields.integer("start", low=0, high=7)}
+        fields.finish()
+        record = self._act(request, "create_mig_instance", arguments)
+        return web.json_response({"gpu_instance_id": record["gpu_instance_id"]})
+
+    async def _destroy_instance(self, request: web.Request) -> web.Response:
+        self._act(request, "destroy_mig_instance", {"gpu_instance_id": int(request.match_info["instance"])})
         return web.json_response({})
 
 

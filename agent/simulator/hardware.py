@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import math
 import uuid
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
-from agent.backends.base import ClockReading, ErrorCode
-from agent.protocol import Condition, GpuCondition, GpuFacts, HealthReport, InventoryReport, NodeFacts, SliceFacts, WorkloadFacts
-from agent.protocol.inventory import Sharing
+from agent.backends.base import ClockReading, ErrorCode, MigReading, PowerReading
+from agent.protocol import Condition, GpuCondition, HealthReport, InventoryReport, NodeFacts
 from agent.simulator import boards
 from agent.simulator.act_log import ActLog
 from agent.simulator.config import GpuConfig, NodeConfig, ScenarioConfig, SimulatorConfig
 from agent.simulator.dcgm_text import dcgm_page
+from agent.simulator.driver import MIG_ACTS, Driver
 from agent.simulator.exposition import Page
-from agent.simulator.physics import HW_SLOWDOWN, HW_THERMAL, IDLE, POWER_CAP, Physics
+from agent.simulator.node_facts import gpu_facts, workload_facts
+from agent.simulator.partitions import HardwareError, Partitions
+from agent.simulator.physics import Physics
 from agent.simulator.scenarios import Event, Scenario, ScenarioBook
 from agent.simulator.service_text import ServicePages
 from agent.simulator.services import Services
 from agent.simulator.topology import node_topology
-
-REASON_NAMES = {IDLE: "idle", POWER_CAP: "power_cap", HW_SLOWDOWN: "hw_slowdown", HW_THERMAL: "hw_thermal"}
-
-
-class HardwareError(Exception):
-    """The simulated driver refuses. `code` is one of `agent.backends.base.ErrorCode`."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Silence(Enum):
@@ -48,6 +42,9 @@ class Hardware:
         numbers = [record["scenario"] for record in log.records if record["kind"] == "scenario"]
         self.book = ScenarioBook(config, first_number=max(numbers, default=0) + 1)
         self.version = 0
+        self.partitions = Partitions(config)
+        self.driver = Driver(config, self.physics, self.partitions)
+        self._nodes = list(config.nodes)
         self._pages = ServicePages(self.physics, self.services)
         self._node_rows = {node.host_name: row for row, node in enumerate(config.nodes)}
         self._boots = dict.fromkeys(self._node_rows, 0)
@@ -65,19 +62,22 @@ class Hardware:
         return self.log.path.with_suffix(".state.npz")
 
     def _remember(self, now: float) -> None:
-        """Takes up what the act log tells: boots, clock locks, faults that still run; and the last saved state of the counters."""
+        """Takes up what the act log tells: boots, what agents set, faults that still run; and the last saved state of the counters."""
         first = self.log.records[0]["at"] if self.log.records else now
         uptimes = (3600 * (20 + 9000 * (row * 0.618 % 1)) for row in range(len(self.config.nodes)))
         self.services.boot_times[:] = [math.floor(first - uptime) for uptime in uptimes]
         for record in list(self.log.records):
             if record["kind"] == "boot" and record["node"] in self._boots:
                 self._boots[record["node"]] += 1
-                self._unlock([gpu.uuid for gpu in self.node(record["node"]).gpus])
+                gpus = [gpu.uuid for gpu in self.node(record["node"]).gpus]
+                self.driver.forget(gpus)
+                self.partitions.boot(gpus)
                 self.services.boot_times[self._node_rows[record["node"]]] = record["at"]
             elif record["kind"] == "reset":
-                self._unlock([record["gpu"]])
+                self.driver.forget([record["gpu"]])
             elif record["kind"] == "act" and record["result"] == "ok" and record["gpu"] in self.physics.row_of_gpu:
-                self._set_lock(record["gpu"], record["arguments"].get("min_mhz", 0), record["arguments"].get("max_mhz", math.inf))
+                self.driver.play(record)
+        self.repartition()
         if self.physics.restore(self.checkpoint, services=self.services.columns.flat):
             self._step_to(now)
         self._resume_scenarios(now)
@@ -101,7 +101,21 @@ class Hardware:
         row = self._node_rows.get(host_name)
         if row is None:
             raise HardwareError(ErrorCode.NOT_PRESENT, f"node: there is no node {host_name!r}")
-        return self.config.nodes[row]
+        return self._nodes[row]
+
+    def repartition(self) -> None:
+        """Brings silicon, servers and pages in line with the partitions, when those changed."""
+        gpus = self.partitions.gpus
+        rows = [row for row, node in enumerate(self._nodes) if any(gpus[gpu.uuid] is not gpu for gpu in node.gpus)]
+        if not rows:
+            return
+        for row in rows:
+            node = self._nodes[row]
+            self._nodes[row] = replace(node, gpus=tuple(gpus[gpu.uuid] for gpu in node.gpus))
+        self.physics.repartition({gpu.uuid: gpu for row in rows for gpu in self._nodes[row].gpus})
+        self.services.take_parts()
+        self._mark_noisy()
+        self._dcgm_pages.clear()
 
     def advance(self, now: float) -> None:
         """Plays everything up to `now`: each fault at its own time. Going back is ignored."""
@@ -168,7 +182,10 @@ class Hardware:
     def _boot(self, host: str, at: float) -> None:
         self._boots[host] += 1
         self.log.append("boot", at, node=host)
-        self.physics.restart_gpus([self.physics.row_of_gpu[gpu.uuid] for gpu in self.node(host).gpus])
+        gpus = [gpu.uuid for gpu in self.node(host).gpus]
+        self.partitions.boot(gpus)
+        self.repartition()
+        self.physics.restart_gpus([self.physics.row_of_gpu[gpu] for gpu in gpus])
         self.services.restart([self._node_rows[host]], at)
 
     def _spread(self, event: Event) -> None:
@@ -177,8 +194,7 @@ class Hardware:
         for name, flags in (("thermal_throttle", physics.faults.overheating), ("power_spike", physics.faults.power_spike)):
             flags[:] = False
             flags[[physics.row_of_gpu[gpu] for gpu in book.hit_gpus(name)]] = True
-        physics.faults.noisy[:] = False
-        physics.faults.noisy[[self._noisy_part(gpu) for gpu in book.hit_gpus("noisy_neighbour")]] = True
+        self._mark_noisy()
         if event.what == "vanish":
             self._vanished |= set(event.scenario.gpus)
         self._vanished &= book.hit_gpus("gpu_lost")
@@ -188,6 +204,11 @@ class Hardware:
             self._dcgm_pages.pop(host, None)
         physics.settle_clocks()
         self.version += 1
+
+    def _mark_noisy(self) -> None:
+        noisy = self.physics.faults.noisy
+        noisy[:] = False
+        noisy[[self._noisy_part(gpu) for gpu in self.book.hit_gpus("noisy_neighbour")]] = True
 
     def _noisy_part(self, gpu: str) -> int:
         """The last part of the GPU that has a tenant's workload: never a PHY slice unless there is no other."""
@@ -256,50 +277,42 @@ class Hardware:
         return Condition.RESET_REQUIRED if gpu.uuid in self.book.hit_gpus("ecc") else Condition.OK
 
     def set_clock_range(self, host: str, gpu_uuid: str, min_mhz: int, max_mhz: int, now: float) -> None:
-        """Locks the SM clock. Logged whether it succeeds or not."""
-        self._act(host, gpu_uuid, "set_clock_range", {"min_mhz": min_mhz, "max_mhz": max_mhz}, now)
+        """Locks the SM clock."""
+        self.act(host, gpu_uuid, "set_clock_range", {"min_mhz": min_mhz, "max_mhz": max_mhz}, now)
 
     def reset_clock_range(self, host: str, gpu_uuid: str, now: float) -> None:
-        self._act(host, gpu_uuid, "reset_clock_range", {}, now)
+        self.act(host, gpu_uuid, "reset_clock_range", {}, now)
 
-    def _act(self, host: str, gpu_uuid: str, name: str, arguments: dict[str, int], now: float) -> None:
+    def act(self, host: str, gpu_uuid: str, name: str, arguments: dict[str, Any], now: float) -> dict[str, Any]:
+        """Does what an agent asks of the driver (`agent.simulator.driver`). Logged whether it succeeds or not; returns the record. Raises HardwareError."""
         self.advance(now)
         try:
-            _, row = self._gpu(host, gpu_uuid)
-            limits = f"{self.physics.idle_mhz[row]:.0f}..{self.physics.max_mhz[row]:.0f} MHz"
-            low, high = arguments.get("min_mhz", 0), arguments.get("max_mhz", math.inf)
-            if arguments and not 0 < low <= high:
-                raise HardwareError(ErrorCode.INVALID, f"min_mhz, max_mhz: {low}..{high} is not a range within {limits}")
+            self._gpu(host, gpu_uuid)
+            more = self.driver.check(gpu_uuid, name, arguments, len(self.log.records) + 1)
         except HardwareError as error:
             self.log.append("act", now, node=host, gpu=gpu_uuid, act=name, arguments=arguments, result=error.code.value)
             raise
-        self.log.append("act", now, node=host, gpu=gpu_uuid, act=name, arguments=arguments, result="ok")
-        self._set_lock(gpu_uuid, low, high)
+        record = self.log.append("act", now, node=host, gpu=gpu_uuid, act=name, arguments=arguments, result="ok", **more)
+        self.driver.play(record)
+        if name in MIG_ACTS:
+            self.repartition()
         self.physics.settle_clocks()
-
-    def _set_lock(self, gpu_uuid: str, low: float, high: float) -> None:
-        """The driver keeps a lock within what the board can: asking for more than the maximum locks at the maximum."""
-        row = self.physics.row_of_gpu[gpu_uuid]
-        top = self.physics.max_mhz[row]
-        self.physics.lock_low[row] = min(low, top)
-        self.physics.lock_high[row] = high if math.isinf(high) else min(max(high, 210), top)
-
-    def _unlock(self, gpus: list[str]) -> None:
-        for gpu in gpus:
-            if gpu in self.physics.row_of_gpu:
-                self._set_lock(gpu, 0, math.inf)
+        return record
 
     def read_clocks(self, host: str, gpu_uuid: str, now: float) -> ClockReading:
         self.advance(now)
-        _, row = self._gpu(host, gpu_uuid)
-        columns = self.physics.columns
-        reasons = int(columns["gpu.reasons"][row])
-        return ClockReading(
-            sm_mhz=int(columns["gpu.sm_mhz"][row]),
-            max_sm_mhz=int(self.physics.max_mhz[row]),
-            limited_by=tuple(name for bit, name in REASON_NAMES.items() if reasons & bit),
-            persistence_mode=True,
-        )
+        self._gpu(host, gpu_uuid)
+        return self.driver.read_clocks(gpu_uuid)
+
+    def read_power(self, host: str, gpu_uuid: str, now: float) -> PowerReading:
+        self.advance(now)
+        self._gpu(host, gpu_uuid)
+        return self.driver.read_power(gpu_uuid)
+
+    def read_mig(self, host: str, gpu_uuid: str, now: float) -> MigReading:
+        self.advance(now)
+        self._gpu(host, gpu_uuid)
+        return self.driver.read_mig(gpu_uuid)
 
     def inventory(self, host: str, now: float) -> InventoryReport:
         self.advance(now)
@@ -312,8 +325,9 @@ class Hardware:
             numa_nodes=2 if len(node.gpus) > 2 else 1,
             topology=node_topology([(gpu.index, boards.BOARDS[gpu.sku].nvlink) for gpu in answering]),
         )
-        gpus = tuple(_gpu_facts(gpu, boards.BOARDS[gpu.sku], len(node.gpus)) for gpu in answering)
-        workloads = tuple(found for gpu in answering for found in _workload_facts(gpu))
+        limits = {gpu.uuid: float(self.physics.columns["gpu.limit_watts"][self.physics.row_of_gpu[gpu.uuid]]) for gpu in answering}
+        gpus = tuple(gpu_facts(gpu, len(node.gpus), power_limit_watts=limits[gpu.uuid]) for gpu in answering)
+        workloads = tuple(found for gpu in answering for found in workload_facts(gpu))
         return InventoryReport(at=now, node=facts, gpus=gpus, complete=True, gpu_count=len(node.gpus), workloads=workloads)
 
     def health(self, host: str, now: float) -> HealthReport:
@@ -327,41 +341,3 @@ class Hardware:
 def _is_phy(physics: Physics, part_row: int) -> bool:
     part = physics.parts[part_row].slice
     return part is not None and part.purpose == "phy"
-
-
-def _gpu_facts(gpu: GpuConfig, board: boards.Board, count: int) -> GpuFacts:
-    slices = tuple(
-        SliceFacts(
-            gpu_instance_id=part.gpu_instance_id,
-            compute_instance_id=0,
-            profile=part.profile,
-            start=part.start,
-            size=boards.profile_size(board, part.profile, "profile"),
-            mig_uuid=part.mig_uuid,
-        )
-        for part in gpu.mig or ()
-    )
-    return GpuFacts(
-        uuid=gpu.uuid,
-        index=gpu.index,
-        pci_bus_id=gpu.pci_bus_id,
-        serial=gpu.serial,
-        name=board.model_name,
-        memory_bytes=board.memory_mib * 1024 * 1024,
-        power_limit_watts=board.limit_watts,
-        numa_node=0 if count <= 2 else int(gpu.index >= count / 2),
-        mig_enabled=gpu.mig is not None,
-        persistence_mode=True,
-        sharing=Sharing.MIG if gpu.mig else Sharing.WHOLE,
-        slices=slices,
-    )
-
-
-def _workload_facts(gpu: GpuConfig) -> list[WorkloadFacts]:
-    found = []
-    if gpu.workload is not None:
-        found.append(WorkloadFacts(gpu.uuid, None, gpu.workload.namespace, gpu.workload.pod, gpu.workload.container, Sharing.WHOLE))
-    for part in gpu.mig or ():
-        if part.workload is not None:
-            found.append(WorkloadFacts(gpu.uuid, part.gpu_instance_id, part.workload.namespace, part.workload.pod, part.workload.container, Sharing.MIG))
-    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +102,7 @@ class Physics:
     def __init__(self, config: SimulatorConfig, now: float) -> None:
         self.step_seconds = config.step_seconds
         self.nodes = config.nodes
+        self._seed = config.seed
         self.gpus: list[tuple[NodeConfig, GpuConfig, boards.Board]] = []
         self.parts: list[Part] = []
         self.parts_of_gpu: list[list[int]] = []
@@ -110,7 +111,7 @@ class Physics:
         for node_number, node in enumerate(config.nodes):
             for gpu_number, gpu in enumerate(node.gpus):
                 self._add_gpu(node, gpu, node_number, f"nodes[{node_number}].gpus[{gpu_number}]")
-        self._build(config)
+        self._build()
         self.time = self._grid(now) - 120 * self.step_seconds
         self._settle()
         self.advance(now)
@@ -121,6 +122,9 @@ class Physics:
         self.gpus.append((node, gpu, board))
         self.row_of_gpu[gpu.uuid] = row
         self.node_row_of_gpu.append(node_row)
+        self._add_parts(row, gpu, board, path)
+
+    def _add_parts(self, row: int, gpu: GpuConfig, board: boards.Board, path: str) -> None:
         first = len(self.parts)
         for number, part in enumerate(gpu.mig or ()):
             size = boards.profile_size(board, part.profile, f"{path}.mig[{number}].profile")
@@ -130,43 +134,63 @@ class Physics:
             self.parts.append(Part(row, None, board.memory_mib - board.reserved_mib, 1.0))
         self.parts_of_gpu.append(list(range(first, len(self.parts))))
 
-    def _build(self, config: SimulatorConfig) -> None:
-        gpu_count, part_count = len(self.gpus), len(self.parts)
-        self.columns = Columns({"gpu": (gpu_count, GPU_COLUMNS), "part": (part_count, PART_COLUMNS)})
+    def _build(self) -> None:
+        gpu_count = len(self.gpus)
+        self._build_parts()
 
         def figure(name: str) -> Floats:
             return np.array([getattr(board, name) for _, _, board in self.gpus], dtype=np.float64)
 
         self.max_mhz, self.idle_mhz = figure("max_sm_mhz"), figure("idle_sm_mhz")
-        self._idle_watts, self._limit_watts = figure("idle_watts"), figure("limit_watts")
+        self._idle_watts, self.board_watts = figure("idle_watts"), figure("limit_watts")
         self._heat, self._slowdown = figure("celsius_per_watt"), figure("slowdown_celsius")
         self._nvlink, self._hbm = figure("nvlink"), figure("hbm")
-        self.part_gpu = np.array([part.gpu_row for part in self.parts], dtype=np.int64)
-        self._part_share = np.array([part.share for part in self.parts])
-        self._part_memory = np.array([part.memory_mib for part in self.parts], dtype=np.float64)
-        zones = [self.gpus[part.gpu_row][0].time_zone for part in self.parts]
-        names = [f"{self.gpus[part.gpu_row][1].uuid}/{part.slice.gpu_instance_id if part.slice else ''}" for part in self.parts]
-        self.load = Load(config.seed, names, [_character(part, self.gpus[part.gpu_row][1]) for part in self.parts], zones)
-        self.keys = np.array([key_of(config.seed, gpu.uuid) for _, gpu, _ in self.gpus], dtype=np.uint64)
+        self.keys = np.array([key_of(self._seed, gpu.uuid) for _, gpu, _ in self.gpus], dtype=np.uint64)
         self._local = LocalTime([node.time_zone for node, _, _ in self.gpus])
         self.lock_low, self.lock_high = np.zeros(gpu_count), np.full(gpu_count, math.inf)
         self.throttling = np.zeros(gpu_count, dtype=bool)
         self.celsius, self.watts = np.zeros(gpu_count), np.zeros(gpu_count)
         self.energy_mj, self.nvlink = np.zeros(gpu_count), np.zeros(gpu_count)
-        flags = [np.zeros(count, dtype=bool) for count in (gpu_count, gpu_count, part_count)]
+        flags = [np.zeros(count, dtype=bool) for count in (gpu_count, gpu_count, len(self.parts))]
         self.faults = Faults(*flags)
         self._start_counters()
+
+    def _build_parts(self) -> None:
+        """Everything that has a row per part; the GPUs' columns are new too, and empty."""
+        self.columns = Columns({"gpu": (len(self.gpus), GPU_COLUMNS), "part": (len(self.parts), PART_COLUMNS)})
+        self.part_gpu = np.array([part.gpu_row for part in self.parts], dtype=np.int64)
+        self._part_share = np.array([part.share for part in self.parts])
+        self._part_memory = np.array([part.memory_mib for part in self.parts], dtype=np.float64)
+        zones = [self.gpus[part.gpu_row][0].time_zone for part in self.parts]
+        names = [f"{self.gpus[part.gpu_row][1].uuid}/{part.slice.gpu_instance_id if part.slice else ''}" for part in self.parts]
+        self.load = Load(self._seed, names, [_character(part, self.gpus[part.gpu_row][1]) for part in self.parts], zones)
+
+    def repartition(self, gpus: Mapping[str, GpuConfig]) -> None:
+        """Takes up other slices or workloads on `gpus` (by UUID). Rows of parts and places in `columns` mean something else afterwards; GPUs keep theirs."""
+        kept = {name: self.columns[name].copy() for name in self.columns.names("gpu")}
+        self.gpus = [(node, gpus.get(gpu.uuid, gpu), board) for node, gpu, board in self.gpus]
+        self.parts.clear()
+        self.parts_of_gpu.clear()
+        for row, (_, gpu, board) in enumerate(self.gpus):
+            self._add_parts(row, gpu, board, gpu.uuid)
+        self._build_parts()
+        for name, values in kept.items():
+            self.columns[name] = values
+        self.faults.noisy = np.zeros(len(self.parts), dtype=bool)
+        demand = self._demand()
+        self.settle_clocks(demand)
+        self._write(demand)
 
     def _start_counters(self) -> None:
         """Where counters of a fleet that has run for a while stand: days of energy, a few corrected errors."""
         days = 1 + 40 * uniform(self.keys, 11)
-        self.energy_mj = days * 86400 * (self._idle_watts + 0.35 * (self._limit_watts - self._idle_watts)) * 1000
+        self.energy_mj = days * 86400 * (self._idle_watts + 0.35 * (self.board_watts - self._idle_watts)) * 1000
         self.nvlink = np.floor(self._nvlink * days * 2000)
         self.columns["gpu.ecc_sbe"] = np.floor(4 * uniform(self.keys, 12) ** 4)
         self.columns["gpu.remapped_correctable"] = np.floor(2.2 * uniform(self.keys, 13) ** 6)
         self.columns["gpu.max_sm_mhz"] = self.max_mhz
         self.columns["gpu.memory_mhz"] = [board.memory_mhz for _, _, board in self.gpus]
-        self.columns["gpu.limit_watts"] = self._limit_watts
+        self.columns["gpu.limit_watts"] = self.board_watts
 
     def _grid(self, now: float) -> float:
         return math.floor(now / self.step_seconds) * self.step_seconds
@@ -228,8 +252,8 @@ class Physics:
         """Sets SM clocks and clock event reasons for the present load, locks and temperatures: what a lock or an unlock changes at once."""
         gpu_demand = self._gpu_sum(self._demand() if demand is None else demand)
         busy = gpu_demand > 0.005
-        dynamic = (self._limit_watts - self._idle_watts) * gpu_demand * 1.03
-        room = np.sqrt(np.minimum(1.0, (self._limit_watts - self._idle_watts) / np.maximum(dynamic, 1e-9)))
+        dynamic = (self.board_watts - self._idle_watts) * gpu_demand * 1.03
+        room = np.sqrt(np.minimum(1.0, (self.columns["gpu.limit_watts"] - self._idle_watts) / np.maximum(dynamic, 1e-9)))
         target = np.where(busy, self.max_mhz * room, self.idle_mhz)
         target = np.clip(target, self.lock_low, self.lock_high)
         target = np.where(self.throttling, np.minimum(target, self.max_mhz * 0.48), target)
@@ -242,10 +266,11 @@ class Physics:
     def _watts_wanted(self, active: Floats) -> Floats:
         speed = self.columns["gpu.sm_mhz"] / self.max_mhz
         work = self._gpu_sum(active) * (0.94 + 0.1 * uniform(self.keys, 14))
-        wanted = self._idle_watts + (self._limit_watts - self._idle_watts) * work * speed**2
+        limit = self.columns["gpu.limit_watts"]
+        wanted = self._idle_watts + (self.board_watts - self._idle_watts) * work * speed**2
         wanted *= 1 + 0.012 * smooth_noise(self.keys, self.time, 11, 15)
-        wanted = np.minimum(wanted, self._limit_watts * 1.01)
-        return np.where(self.faults.power_spike, self._limit_watts * 1.07, wanted)
+        wanted = np.minimum(wanted, limit * 1.01)
+        return np.where(self.faults.power_spike, limit * 1.07, wanted)
 
     def _ambient(self) -> Floats:
         day = np.cos((self._local.hours(self.time) - 15) / 24 * 2 * np.pi)
@@ -279,9 +304,10 @@ class Physics:
         c["gpu.nvlink"] = self.nvlink
 
     def restart_gpus(self, rows: list[int]) -> None:
-        """A reboot or a driver reload: locks are gone, counters since driver load start at 0, the last XID is forgotten."""
+        """A reboot or a driver reload: locks and power limits are gone, counters since driver load start at 0, the last XID is forgotten."""
         index = np.array(rows, dtype=np.int64)
         self.lock_low[index], self.lock_high[index] = 0, math.inf
+        self.columns["gpu.limit_watts"][index] = self.board_watts[index]
         self.energy_mj[index], self.nvlink[index] = 0, 0
         for name in ("xid", "ecc_sbe", "ecc_dbe", "remap_pending"):
             self.columns[f"gpu.{name}"][index] = 0

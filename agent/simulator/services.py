@@ -76,13 +76,18 @@ class Services:
         names = [f"{config.nodes[row].host_name}/{model.name}" for row, model in self.models]
         self._model_keys = np.array([key_of(config.seed, name) for name in names], dtype=np.uint64)
         self._host_keys = np.array([key_of(config.seed, node.host_name) for node in config.nodes], dtype=np.uint64)
+        self.take_parts()
+        self.boot_times: Floats = np.zeros(len(config.nodes))
+        self.step(HOURS_BEFORE * 3600)
+
+    def take_parts(self) -> None:
+        """Which parts of the silicon serve inference: again whenever slices or workloads changed."""
+        physics = self.physics
         node_of_gpu = np.array(physics.node_row_of_gpu, dtype=np.int64)
         self._part_node = node_of_gpu[physics.part_gpu] if len(physics.parts) else np.zeros(0, dtype=np.int64)
         phy = np.array([part.slice is not None and part.slice.purpose == "phy" for part in physics.parts], dtype=bool)
         self._serving = (physics.load.busy & ~phy).astype(np.float64)
-        self._parts_serving = np.maximum(np.bincount(self._part_node, weights=self._serving, minlength=len(config.nodes)), 1)
-        self.boot_times: Floats = np.zeros(len(config.nodes))
-        self.step(HOURS_BEFORE * 3600)
+        self._parts_serving = np.maximum(np.bincount(self._part_node, weights=self._serving, minlength=len(physics.nodes)), 1)
 
     def restart(self, node_rows: list[int], now: float) -> None:
         """The hosts booted: servers' counters start again."""

@@ -8,7 +8,7 @@ import pytest
 from agent.backends.base import ErrorCode
 from agent.simulator.act_log import ActLog, ActLogError
 from agent.simulator.config import parse_scenario
-from agent.simulator.hardware import HardwareError
+from agent.simulator.partitions import HardwareError
 from tests.agent.simulated_fleet import NOW, SLICED, WHOLE, make_hardware, text_of, values_of
 
 HOST = "gpu-ams-07"

@@ -9,7 +9,8 @@ from agent.protocol import Condition
 from agent.simulator.config import ScenarioConfig, parse_scenario
 from agent.simulator.fields import ConfigError
 from agent.simulator.fleet_plan import plan_fleet
-from agent.simulator.hardware import Hardware, HardwareError, Silence
+from agent.simulator.hardware import Hardware, Silence
+from agent.simulator.partitions import HardwareError
 from agent.simulator.scenarios import GPU_SCENARIOS, SCENARIOS, ScenarioBook, mild_timeline
 from tests.agent.simulated_fleet import CONFIG, NOW, PHY, SLICED, WHOLE, make_hardware, text_of, values_of
 

@@ -19,6 +19,7 @@ from agent.config import Config, ConfigError, Enrolment, check_gateway_url, load
 from agent.enrol import EnrolError, WaitsForOperator, enrol
 from agent.journal import Journal, JournalError
 from agent.keys import KeyFileError, load_key, load_or_create_key
+from agent.local.opening import open_local
 from agent.node_agent import NodeAgent
 from agent.protocol import Bundle, ProtocolError
 
@@ -56,16 +57,18 @@ def run_enrol(config: Config, bundle_text: str) -> int:
 async def run_agent(config: Config) -> None:
     enrolment = Enrolment.load(config.enrolment_file)
     check_gateway_url(enrolment.gateway_url, allow_plain_http=config.allow_plain_http)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardware") as pool:
+    backend = open_backend(config)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardware") as pool, ThreadPoolExecutor(max_workers=1, thread_name_prefix="urgent") as urgent:
         agent = NodeAgent(
             enrolment=enrolment,
             key=load_key(config.key_file),
-            backend=open_backend(config),
+            backend=backend,
             journal=Journal(config.journal_file),
             pool=pool,
             tls=tls_context(enrolment.gateway_url, config.ca_file),
             converge_seconds=config.converge_seconds,
             inspect_seconds=config.inspect_seconds,
+            local=open_local(config, enrolment, backend=backend, cluster=None, urgent=urgent),
         )
         task = asyncio.create_task(agent.run())
         loop = asyncio.get_running_loop()

@@ -6,6 +6,12 @@ allow_plain_http = false                # true: dial ws:// to other hosts than t
 converge_seconds = 10                   # how often desired state is compared with the hardware
 inspect_seconds = 30                    # how often inventory and health are looked at
 
+[local]                                 # what the agent does on its own; every key may be left out
+admission_port = 8471                   # the admission door on 127.0.0.1; left out: no port
+admission_socket = "/run/masthead/admission.sock"   # the same on a Unix socket; left out: no socket
+depth_urls = ["http://127.0.0.1:8002/metrics"]      # pages of this node's Triton and vLLM, whose queues the door goes by
+usage_url = "http://127.0.0.1:9400/metrics"         # this node's dcgm-exporter: VRAM, load and energy
+
 [backend]
 kind = "nvml"                           # a file in agent/backends; all other keys of the table are its options
 """
@@ -30,6 +36,28 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True)
+class LocalConfig:
+    admission_port: int | None = None
+    admission_socket: Path | None = None
+    depth_urls: tuple[str, ...] = ()
+    usage_url: str = ""
+
+    @classmethod
+    def parse(cls, reader: Reader) -> LocalConfig:
+        found = cls(
+            admission_port=reader.optional("admission_port", lambda name: reader.integer(name, low=1, high=65535)),
+            admission_socket=reader.optional("admission_socket", lambda name: Path(reader.text(name, longest=100))),
+            depth_urls=reader.optional("depth_urls", lambda name: reader.texts(name, most=64, longest=300)) or (),
+            usage_url=reader.optional("usage_url", lambda name: reader.text(name, longest=300, empty=True)) or "",
+        )
+        reader.done()
+        for name, urls in (("depth_urls", found.depth_urls), ("usage_url", (found.usage_url,) if found.usage_url else ())):
+            if not all(url.startswith("http://") for url in urls):
+                raise ProtocolError(reader.at(name), "is not an http:// address of this node")
+        return found
+
+
+@dataclass(frozen=True)
 class Config:
     state_dir: Path
     backend_kind: str = "nvml"
@@ -38,6 +66,7 @@ class Config:
     allow_plain_http: bool = False
     converge_seconds: float = 10
     inspect_seconds: float = 30
+    local: LocalConfig = field(default_factory=LocalConfig)
 
     @property
     def key_file(self) -> Path:
@@ -50,6 +79,10 @@ class Config:
     @property
     def journal_file(self) -> Path:
         return self.state_dir / "journal.sqlite3"
+
+    @property
+    def local_file(self) -> Path:
+        return self.state_dir / "local.sqlite3"
 
 
 def load_config(path: Path) -> Config:
@@ -72,6 +105,7 @@ def load_config(path: Path) -> Config:
             allow_plain_http=bool(reader.optional("allow_plain_http", reader.boolean)),
             converge_seconds=reader.optional("converge_seconds", lambda name: reader.number(name, low=0.1, high=3600)) or 10,
             inspect_seconds=reader.optional("inspect_seconds", lambda name: reader.number(name, low=0.1, high=3600)) or 30,
+            local=reader.optional("local", lambda name: LocalConfig.parse(reader.child(name))) or LocalConfig(),
         )
         reader.done()
     except ProtocolError as error:

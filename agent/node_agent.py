@@ -27,12 +27,15 @@ from agent.executor import Message as CommandMessage
 from agent.inspection import inspect
 from agent.journal import Journal
 from agent.link import Backoff, Link
+from agent.local.loop import LocalLoop
+from agent.local.opening import Local
 from agent.phy import Phy
 from agent.protocol import (
     Ack,
     AgentMessage,
     CommandAck,
     CommandUpdate,
+    EventAck,
     GatewayMessage,
     HealthReport,
     Heartbeat,
@@ -43,6 +46,7 @@ from agent.protocol import (
     SignedCancel,
     SignedCommand,
     SignedDocument,
+    SignedSwitch,
     Welcome,
 )
 from agent.protocol.messages import MAX_OBSERVATIONS
@@ -83,6 +87,7 @@ class NodeAgent:
         inspect_seconds: float = 30.0,
         clock: Callable[[], float] = time.time,
         cluster: Cluster | None = None,
+        local: Local | None = None,
     ) -> None:
         self._backend = backend
         self._cluster = cluster
@@ -112,14 +117,32 @@ class NodeAgent:
         self._unstored: dict[int, tuple[CommandUpdate, float]] = {}
         self._tell_commands = False
         self._clock_offset: float | None = None
+        self._local_control = local.control if local else None
+        self._local = self._local_loop(local) if local else None
+
+    def _local_loop(self, local: Local) -> LocalLoop:
+        return LocalLoop(
+            local.control,
+            desired=lambda: self._converger.desired,
+            hardware=self._hardware,
+            pool=self._pool,
+            wake=self.link.wake,
+            urgent=local.urgent,
+            depths=local.depths,
+            clock=self._clock,
+        )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.link.run())
             tasks.create_task(self._work_loop())
             tasks.create_task(self._command_loop())
+            if self._local is not None:
+                tasks.create_task(self._local.run())
 
     def close(self) -> None:
+        if self._local_control is not None:
+            self._local_control.close()
         self._journal.close()
         self._backend.close()
         if self._cluster is not None:
@@ -132,6 +155,8 @@ class NodeAgent:
 
     def opened(self, welcome: Welcome) -> None:
         self._clock_offset = self._clock() - welcome.server_time
+        if self._local is not None:
+            self._local.opened()
         self._tell_everything()
 
     def received(self, message: GatewayMessage) -> None:
@@ -143,6 +168,9 @@ class NodeAgent:
                 del self._unstored[message.target]
             self._command_messages.append(message)
             self._command_work.set()
+        elif isinstance(message, SignedSwitch | EventAck):
+            if self._local is not None:
+                self._local.received(message)
         elif isinstance(message, Resend):
             self._tell_everything()
 
@@ -163,6 +191,8 @@ class NodeAgent:
             messages.append(update)
             self._unstored[update.target] = (update, sent_at)
         self._updates.clear()
+        if self._local is not None:
+            messages += self._local.take_outgoing()
         return messages
 
     def heartbeat(self, clock_offset_seconds: float) -> Heartbeat:
@@ -217,6 +247,8 @@ class NodeAgent:
 
     def _collect(self, step: _Step) -> None:
         self._acks.extend(step.acks)
+        if step.acks and self._local is not None:
+            self._local.documents_changed()
         for observation in step.observations:
             self._observations[(observation.control, observation.gpu_uuid)] = observation
         if step.reports is not None:

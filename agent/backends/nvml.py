@@ -285,9 +285,9 @@ class NvmlBackend:
     def _gpu_facts(self, handle: Any, index: int) -> GpuFacts:
         memory = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
         limit = _optional(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)))
-        mig = _optional(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE))
+        mig = _optional(lambda: _mig_enabled(handle))
         pci_bus_id = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
-        slices = _optional(lambda: nvml_mig.read_slices(handle)) if mig else ()
+        slices = _optional(lambda: nvml_mig.read_slices(handle)) if mig else None if mig is None else ()
         return GpuFacts(
             uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
             index=index,
@@ -297,7 +297,7 @@ class NvmlBackend:
             memory_bytes=memory,
             power_limit_watts=None if limit is None else limit / 1000,
             numa_node=_numa_node(handle, pci_bus_id, self._sys),
-            mig_enabled=False if mig is None else mig,
+            mig_enabled=mig,
             persistence_mode=_persistence_mode(handle),
             sharing=_sharing(handle, bool(mig)),
             slices=slices,
@@ -363,6 +363,14 @@ def _numa_node(handle: Any, pci_bus_id: str, sys: Path) -> int | None:
         except (OSError, ValueError):
             return None
         return node if node >= 0 else None
+
+
+def _mig_enabled(handle: Any) -> bool:
+    """False also where the GPU or its driver has no MIG; any other error raises, since slices that are not told of would count as gone."""
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return False
 
 
 def _sharing(handle: Any, mig: bool) -> Sharing | None:

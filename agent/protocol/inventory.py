@@ -47,7 +47,7 @@ class SliceFacts:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU that answers. `slices` is None when the GPU could not be asked for them."""
+    """One GPU that answers. `mig_enabled` and `slices` are None when the GPU could not be asked for them; without MIG they are False and ()."""
 
     uuid: str
     index: int

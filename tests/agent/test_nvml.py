@@ -152,6 +152,22 @@ def test_instances_that_may_not_be_asked_are_unknown_not_none(node: Node) -> Non
     assert (gpu["mig_enabled"], gpu["slices"]) == (True, None)
 
 
+@pytest.mark.parametrize("error", [999, 4, 10, 18], ids=["unknown", "no permission", "timeout", "in use"])
+def test_a_mig_mode_that_cannot_be_asked_is_unknown_and_so_are_the_slices(node: Node, error: int) -> None:
+    """A false "off" would end every slice of the GPU, and the workloads on them, in the console."""
+    node.hardware(f"gpu 0 uuid {ALL[0]}", "gpu 0 mig 1", PROFILES, "mig 0 7 0 19 0 1 MIG-0", f"error 0 nvmlDeviceGetMigMode {error}")
+    inventory, _ = node.inspect()
+    (gpu,) = inventory["gpus"]
+    assert (inventory["complete"], gpu["mig_enabled"], gpu["slices"], gpu["sharing"]) == (True, None, None, None)
+
+
+@pytest.mark.parametrize("error", [3, 13], ids=["not supported", "function not found"])
+def test_a_gpu_or_driver_without_mig_has_it_off_and_no_slices(node: Node, error: int) -> None:
+    node.hardware(f"gpu 0 uuid {ALL[0]}", f"error 0 nvmlDeviceGetMigMode {error}")
+    (gpu,) = node.inspect()[0]["gpus"]
+    assert (gpu["mig_enabled"], gpu["slices"]) == (False, [])
+
+
 def test_topology_as_nvidia_smi_says_it(node: Node) -> None:
     lines = [line for index in range(4) for line in (f"gpu {index} uuid {ALL[index]}", f"gpu {index} numa {index // 2}")]
     bus = {index: f"00000000:{index + 1:02X}:00.0" for index in range(4)}

@@ -157,10 +157,17 @@ def test_an_incomplete_report_ends_nothing() -> None:
     assert MigSlice.objects.filter(ended_at__isnull=True).count() == 7
 
 
-def test_a_gpu_that_could_not_be_asked_for_its_slices_keeps_them() -> None:
+@pytest.mark.parametrize("mig_enabled", [True, None], ids=["slices unknown", "mode unknown"])
+def test_a_gpu_that_could_not_be_asked_for_its_slices_keeps_them(mig_enabled: bool | None) -> None:
     gpu = make_phy_gpu()
-    reconcile_agent_report(gpu.node_id, report(T0 + MINUTE, gpu_facts(gpu.uuid, mig_enabled=True, slices=None)), T0 + MINUTE)
+    part = gpu.slices.get(start=3)
+    Workload.objects.create(gpu=gpu, slice=part, namespace="a", pod="p", sharing="mig", started_at=T0, last_seen_at=T0)
+    reconcile_agent_report(gpu.node_id, report(T0 + MINUTE, gpu_facts(gpu.uuid, mig_enabled=mig_enabled, slices=None)), T0 + MINUTE)
     assert MigSlice.objects.filter(ended_at__isnull=True).count() == 7
+    assert Workload.objects.running().count() == 1
+    gpu.refresh_from_db()
+    assert gpu.mig_enabled
+    assert not Finding.objects.exists()
 
 
 def test_a_replaced_gpu_hands_its_protected_placements_to_the_new_one() -> None:

@@ -1,7 +1,7 @@
 """What telemetry keeps beside the readings: service values, data quality, and the last known values of sites that fell silent."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import numpy as np
 from django.db import connection
@@ -16,7 +16,7 @@ from fleet.telemetry.service_state import ServiceRow
 
 _PART = 2_000
 MISSING_FORGOTTEN_SECONDS = 600.0
-SERVICE_FORGOTTEN = timedelta(hours=1)
+SERVICE_FORGOTTEN_SECONDS = 3600.0
 
 
 def moment(seconds: float) -> datetime:
@@ -38,14 +38,14 @@ _FORGET_SERVICES = """
 DELETE FROM fleet_service_reading AS old USING (
     SELECT node_id, job, max(sampled_at) AS sampled_at FROM fleet_service_reading WHERE item <> '' AND item NOT LIKE '[%%' GROUP BY node_id, job
 ) AS newest
-WHERE old.node_id = newest.node_id AND old.job = newest.job AND old.sampled_at < newest.sampled_at - %s
+WHERE old.node_id = newest.node_id AND old.job = newest.job AND old.sampled_at < newest.sampled_at - make_interval(secs => %s)
 """
 
 
 def forget_ended_services() -> int:
     """Drop what no longer comes of a node's job while the job's other items go on: pods, models and devices that went. Returns how many rows."""
     with connection.cursor() as cursor:
-        cursor.execute(_FORGET_SERVICES, [SERVICE_FORGOTTEN])
+        cursor.execute(_FORGET_SERVICES, [SERVICE_FORGOTTEN_SECONDS])
         return cursor.rowcount
 
 

@@ -52,7 +52,7 @@ class Courier:
         self._carrier = carrier
         self._due: set[int] = set()
         self._look = asyncio.Event()
-        self._sent: dict[tuple[int, bool], float] = {}  # (target, is a cancel) -> loop time
+        self._sent: dict[int, dict[tuple[int, bool], float]] = {}  # by node: (target, is a cancel) -> loop time
         self._updates: dict[tuple[int, int], CommandUpdate] = {}
         self._answers: dict[tuple[int, str], SwitchUpdate] = {}
         self._events: dict[str, tuple[int, LocalEvent]] = {}
@@ -73,10 +73,12 @@ class Courier:
         """A node's socket is there: it gets what is due and every switch of its scope."""
         self._joined.add(node_id)
         self._look_at_switches.set()
+        self._sent.pop(node_id, None)
         self.wake([node_id])
 
     def left(self, node_id: int) -> None:
         self._places.pop(node_id, None)
+        self._sent.pop(node_id, None)
         self._joined.discard(node_id)
 
     def wake(self, node_ids: Iterable[int]) -> None:
@@ -126,7 +128,6 @@ class Courier:
             self._look.set()
             raise
         now = asyncio.get_running_loop().time()
-        self._sent = {key: at for key, at in self._sent.items() if now - at < UNACKED_SECONDS}
         sendings = [sending for row in rows for sending in self._sendings(row, now)]
         await asyncio.gather(*sendings)
         fresh = [row.pk for row in rows if row.state == CommandTarget.State.PENDING and row.node_id in self._carrier.sockets]
@@ -138,13 +139,14 @@ class Courier:
         socket = self._carrier.sockets.get(row.node_id)
         if socket is None or row.signature is None or row.body is None:
             return []
+        sent = self._sent[row.node_id] = {key: at for key, at in self._sent.get(row.node_id, {}).items() if now - at < UNACKED_SECONDS}
         found: list[Awaitable[None]] = []
-        if row.state in (CommandTarget.State.PENDING, CommandTarget.State.SENT) and (row.pk, False) not in self._sent:
-            self._sent[(row.pk, False)] = now
+        if row.state in (CommandTarget.State.PENDING, CommandTarget.State.SENT) and (row.pk, False) not in sent:
+            sent[(row.pk, False)] = now
             order = SignedCommand(target=row.pk, body=bytes(row.body), signature=bytes(row.signature), key_id=row.key_id)
             found.append(self._carrier.deliver(socket.node_id, socket.send(order)))
-        if row.cancel_body is not None and row.cancel_signature is not None and (row.pk, True) not in self._sent:
-            self._sent[(row.pk, True)] = now
+        if row.cancel_body is not None and row.cancel_signature is not None and (row.pk, True) not in sent:
+            sent[(row.pk, True)] = now
             cancel = SignedCancel(target=row.pk, body=bytes(row.cancel_body), signature=bytes(row.cancel_signature), key_id=row.key_id)
             found.append(self._carrier.deliver(socket.node_id, socket.send(cancel)))
         return found

@@ -58,6 +58,7 @@ class ListKind:
     quick_hint: Text
     area_of: Callable[[Any], int] | None = None  # the area whose live frames hold the row's state
     suggest: dict[str, str] = field(default_factory=dict)  # filter name -> kind of /search/suggest
+    export_formats: Sequence[str] = EXPORT_FORMATS
 
     @property
     def orderings(self) -> dict[str, tuple[str, ...]]:
@@ -124,7 +125,7 @@ class ListState:
 
     @property
     def export_formats(self) -> Sequence[str]:
-        return EXPORT_FORMATS
+        return self.kind.export_formats
 
     @property
     def spoken(self) -> str:

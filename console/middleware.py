@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import structlog
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from pghistory.middleware import HistoryMiddleware
@@ -34,6 +36,25 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
         return ZoneInfo("UTC")
+
+
+class SourceAddressMiddleware:
+    """Where a request came from, for the audit: the peer of its connection. Behind a proxy the server has put the caller's there (docs/operations.md)."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        structlog.contextvars.bind_contextvars(source_address=_address(request.META.get("REMOTE_ADDR", "")))
+        return self.get_response(request)
+
+
+def _address(text: str) -> str | None:
+    """None for what is no address: a Unix socket has none."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
 
 
 class HistoryContextMiddleware(HistoryMiddleware):

@@ -9,6 +9,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from console.access import Access
+from console.audit import may_read_audit
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ OPERATOR_PAGES = (
     NavItem("nodes", "nodes", _("Nodes"), "n"),
     NavItem("search", "search", _("Search")),
     NavItem("jobs", "jobs", _("Jobs")),
+    NavItem("audit", "audit", _("Audit")),
     NavItem("settings", "settings", _("Settings")),
 )
 TENANT_PAGES = (
@@ -41,4 +43,6 @@ TENANT_PAGES = (
 
 
 def pages_for(access: Access) -> list[NavItem]:
-    return list(OPERATOR_PAGES if access.is_operator_side else TENANT_PAGES)
+    if not access.is_operator_side:
+        return list(TENANT_PAGES)
+    return [page for page in OPERATOR_PAGES if page.key != "audit" or may_read_audit(access)]

@@ -62,6 +62,7 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "django_permissions_policy.PermissionsPolicyMiddleware",
     "django_structlog.middlewares.RequestMiddleware",
+    "console.middleware.SourceAddressMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -241,6 +242,8 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "HealthStateEnum": "fleet.models.HealthState",
         "ObjectKindEnum": "fleet.models.ObjectKind",
+        "AuditKindEnum": "fleet.models.AuditKind",
+        "AuditOutcomeEnum": "fleet.models.AuditOutcome",
         "SourceEnum": "fleet.models.Source",
         "SiteKindEnum": "fleet.models.Site.Kind",
         "RegionKindEnum": "fleet.models.Region.Kind",

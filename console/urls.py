@@ -22,6 +22,7 @@ urlpatterns = [
     path("", include("console.views.jobs")),
     path("", include("console.views.imports")),
     path("", include("console.views.exports")),
+    path("", include("console.views.audit")),
     path("", include("console.views.settings")),
     path("", include("console.views.settings_tokens")),
     path("", include("console.views.settings_users")),

@@ -57,7 +57,7 @@ function show() {
   const download = document.getElementById("bulk-export");
   if (download) {
     const query = new URLSearchParams(list().dataset.query.slice(1));
-    query.set("format", "csv");
+    query.set("format", download.dataset.format);
     if (!all) for (const id of picked) query.append("id", id);
     download.href = `${download.dataset.base}?${query}`;
   }

@@ -17,13 +17,16 @@ from aiohttp import web
 
 from agent.backends.base import BackendError, ErrorCode
 from agent.backends.simulated import SimulatedBackend, open_backend
-from agent.protocol import Condition
+from agent.converge import Converger
+from agent.journal import Journal
+from agent.protocol import Condition, ProtectedSpan
 from agent.protocol.inventory import Sharing
 from agent.simulator.config import PortsConfig, dump_config
 from agent.simulator.control_api import ControlApi
 from agent.simulator.exporters import ExporterServer
 from agent.simulator.hardware import Hardware
 from script.servers import free_port, wait_until
+from tests.agent.documents import CONSOLE_KEY, NODE, T0, control, document, setting
 from tests.agent.simulated_fleet import CONFIG, NOW, PHY, SLICED, WHOLE, make_hardware, values_of
 
 HOST = "gpu-ams-07"
@@ -180,6 +183,47 @@ async def test_a_lock_set_by_the_backend_is_read_back_scraped_and_logged(simulat
         ("reset_clock_range", {}),
     ]
     backend.close()
+
+
+async def test_the_agents_controls_work_through_the_backend(simulator: Simulator, tmp_path: Path) -> None:
+    """Cap and layout by a signed document, on the radio's GPU the layout alone; a boot takes both away, and the agent brings them back."""
+    whole, radio = SimulatedBackend(simulator.url, HOST), SimulatedBackend(simulator.url, "gpu-lax-01")
+    journals = [Journal(tmp_path / f"journal-{number}.sqlite3") for number in (1, 2)]
+    capped = Converger(backend=whole, journal=journals[0], node_id=NODE, trusted_keys=(CONSOLE_KEY,))
+    sliced = Converger(backend=radio, journal=journals[1], node_id=NODE, trusted_keys=(CONSOLE_KEY,))
+    layout = ",".join(f"1g.10gb@{start}" for start in range(6))
+    spans = tuple(ProtectedSpan(PHY, start, 1) for start in range(3))
+    capped.accept(document(1, control(setting(watts=450, ends_at=None), name="power_cap", gpu_uuid=WHOLE)), T0)
+    wanted = (control(setting(layout=layout, ends_at=None), name="mig_layout", gpu_uuid=PHY), control(setting(watts=300), name="power_cap", gpu_uuid=PHY))
+    sliced.accept(document(1, *wanted, protected=spans), T0)
+
+    async def states(agent: Converger, now: float) -> dict[str, str]:
+        await asyncio.to_thread(agent.converge, now)
+        return {found.control: found.state.value for found in agent.observations()}
+
+    assert await states(capped, T0) == {"power_cap": "applied"}
+    assert await states(sliced, T0) == {"mig_layout": "applied", "power_cap": "refused"}
+    _, answer = await simulator.ask("GET", "/acts?kind=act")
+    assert [(act["act"], act["gpu"], act["arguments"]) for act in answer["acts"]] == [
+        ("set_power_limit", WHOLE, {"limit_mw": 450_000}),
+        ("destroy_mig_instance", PHY, {"gpu_instance_id": 13}),
+    ]
+    simulator.now = NOW + 30
+    assert values_of(await simulator.scrape(HOST), "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", WHOLE) == [450]
+    for host in (HOST, "gpu-lax-01"):
+        await simulator.ask("POST", "/scenario", {"name": "node_down", "node": host, "duration_seconds": 5})
+    simulator.now = NOW + 40
+    assert await states(capped, T0 + 60) == {"power_cap": "drifted"}
+    assert (await states(sliced, T0 + 60))["mig_layout"] == "drifted"
+    assert await states(capped, T0 + 80) == {"power_cap": "applied"}
+    assert (await states(sliced, T0 + 80))["mig_layout"] == "applied"
+    mig = await asyncio.to_thread(radio.read_mig, PHY)
+    assert [(found.profile, found.start) for found in mig.instances] == [("1g.10gb", start) for start in range(6)]
+    assert mig.clients == {7: 1, 8: 1, 9: 1}
+    for journal in journals:
+        journal.close()
+    whole.close()
+    radio.close()
 
 
 async def test_faults_reach_the_agent_through_the_backend(simulator: Simulator) -> None:

@@ -82,6 +82,7 @@ class Hub:
         self._answers: set[int] = set()
         self._offered = asyncio.Event()
         self._to_check: set[int] = set()
+        self._checked_at = self.now()  # what was revoked before is known
         self._poll_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closings: set[asyncio.Task[None]] = set()
@@ -363,27 +364,25 @@ class Hub:
                 await client.aclose()
 
     async def _check_loop(self) -> None:
-        """Sockets whose key was revoked, and sockets that fell silent."""
-        since = self.now()
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            started = self.now()
-            to_check, self._to_check = self._to_check, set()
-            revoked = await self.in_database(lambda since=since: store.revoked_keys(since))  # type: ignore[misc]
-            if to_check:
-                live = await self.in_database(lambda ids=to_check: store.live_keys(ids))  # type: ignore[misc]
-                revoked |= {
-                    (node_id, session.key) for node_id in to_check if (session := self.sessions.get(node_id)) is not None and live.get(node_id) != session.key
-                }
-            since = started
-            for node_id, key in revoked:
-                session = self.sessions.get(node_id)
-                if session is not None and session.key == key:
-                    self.close_soon(session, CloseCode.REVOKED, "This key was revoked.")
-            oldest = asyncio.get_running_loop().time() - MISSED_HEARTBEATS * self.heartbeat_seconds
-            for session in [session for session in self.sessions.values() if session.last_seen < oldest]:
-                self.close_soon(session, CloseCode.TOO_SLOW, "No heartbeat.")
-                self.left(session)
+        """Sockets that fell silent, and sockets whose key was revoked: since the last check that came through, and of nodes that were woken for."""
+        await asyncio.sleep(CHECK_SECONDS)
+        oldest = asyncio.get_running_loop().time() - MISSED_HEARTBEATS * self.heartbeat_seconds
+        for session in [session for session in self.sessions.values() if session.last_seen < oldest]:
+            self.close_soon(session, CloseCode.TOO_SLOW, "No heartbeat.")
+            self.left(session)
+        since, started = self._checked_at, self.now()
+        to_check, self._to_check = self._to_check, set()
+        try:
+            revoked = await self.in_database(lambda: store.revoked_keys(since))
+            live = await self.in_database(lambda: store.live_keys(to_check)) if to_check else {}
+        except DatabaseAway:
+            self._to_check |= to_check
+            raise
+        self._checked_at = started
+        for session in list(self.sessions.values()):
+            other_key = session.node_id in to_check and live.get(session.node_id) != session.key
+            if other_key or (session.node_id, session.key) in revoked:
+                self.close_soon(session, CloseCode.REVOKED, "This key was revoked.")
 
     async def _poll_loop(self) -> None:
         """Redis may have lost a wake: look for newer documents, and for sockets of gateways that died."""

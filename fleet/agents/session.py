@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -34,9 +34,8 @@ from agent.protocol import (
     authentication_statement,
     parse_agent_message,
 )
-
-if TYPE_CHECKING:
-    from fleet.agents.hub import Hub
+from fleet.agents.courier import Courier
+from fleet.agents.store import Known
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -59,12 +58,36 @@ class Closed(Exception):
         self.field = field
 
 
+class Keeper(Protocol):
+    """Who keeps the sockets and takes what they tell (the gateway's hub). `clock` gives Unix seconds."""
+
+    heartbeat_seconds: float
+    clock: Callable[[], float]
+    courier: Courier
+
+    async def identify(self, key: bytes) -> Known | None: ...
+
+    async def joined(self, session: Session, agent_version: str) -> None: ...
+
+    def left(self, session: Session) -> None: ...
+
+    def heard(self, session: Session, beat: Heartbeat) -> None: ...
+
+    def observed(self, session: Session, report: ObservedReport) -> None: ...
+
+    def reported(self, session: Session, kind: str, text: str) -> None: ...
+
+    def acknowledged(self, session: Session, ack: Ack) -> None: ...
+
+    def offer(self, node_ids: Iterable[int], *, answer: bool = False) -> None: ...
+
+
 class Session:
     """`node_id` is 0 until the agent has proven its key."""
 
     __slots__ = ("_hub", "_receive", "_send", "closing", "key", "known_version", "last_seen", "messages", "node_id", "sent_at", "sent_version", "window_at")
 
-    def __init__(self, hub: Hub, receive: Receive, send: Send) -> None:
+    def __init__(self, hub: Keeper, receive: Receive, send: Send) -> None:
         self._hub = hub
         self._receive = receive
         self._send = send

@@ -43,6 +43,7 @@ CAUSE_WORDS: dict[str, str | Promise] = {
     "hw_slowdown": _("Hardware slowdown"),
     "hw_thermal_slowdown": _("Thermal throttling"),
     "mig_drift": _("MIG layout differs from the wanted one"),
+    "mig_impossible": _("MIG layout that cannot be on its board"),
     "node_down": _("Node down"),
     "nvlink_errors": _("NVLink errors"),
     "out_of_contact": _("Out of contact"),

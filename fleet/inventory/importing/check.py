@@ -1,12 +1,14 @@
 """Checks every row of a sheet: all errors of all rows at once, each naming the row and the field. Pure: no Django."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.catalogue import Sku
 from fleet.inventory.importing.columns import Kind, Value
 from fleet.inventory.importing.read import Sheet
-from fleet.inventory.mig import POSITIONS
+from fleet.inventory.mig import WHOLE, LayoutRefused, Placement, Purpose, Span, require_layout
 
 HEADER = 0  # row number of what is wrong with the columns
 IGNORE = ""
@@ -92,13 +94,27 @@ def check_rows(
     return checked
 
 
-def check_protection(sku_has_mig: bool, starts_of_size: Mapping[int, set[int]], spans: list[tuple[int, int]]) -> str:
-    """Why these positions cannot be kept for PHY on a board; "" when they can. `starts_of_size`: where an instance of so many positions may start."""
-    for start, size in spans:
-        if (start, size) == (0, POSITIONS):
-            continue
-        if not sku_has_mig:
-            return "this board has no MIG: protect the whole GPU (all) or nothing (none)."
-        if start not in starts_of_size.get(size, set()):
-            return f"no instance of {size} positions can start at {start} on this board."
-    return ""
+def check_protection(sku: Sku, spans: Sequence[Span]) -> str:
+    """Why these positions cannot be kept for PHY on a board; "" when they can, by themselves and together, each as one instance."""
+    if not spans or list(spans) == [WHOLE]:
+        return ""
+    if not sku.mig_capable:
+        return "this board has no MIG: protect the whole GPU (all) or nothing (none)."
+    choices: list[list[Placement]] = []
+    problems = []
+    for span in spans:
+        fitting = [Placement(span.start, each.name, Purpose.PHY) for each in sku.profiles if each.size == span.size and span.start in each.placements]
+        if not fitting:
+            problems.append(f"no instance of {span.size} positions can start at {span.start} on this board.")
+        choices.append(fitting)
+    if problems:
+        return " ".join(problems)
+    first: LayoutRefused | None = None
+    for layout in itertools.product(*choices):
+        try:
+            require_layout(sku, layout, spans)
+        except LayoutRefused as refused:
+            first = first or refused
+        else:
+            return ""
+    return str(first or "")

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Q
 
 from fleet.bulk import update_rows
-from fleet.catalogue import SKUS, UNKNOWN
+from fleet.catalogue import SKUS, UNKNOWN, Sku
 from fleet.health.findings import close_findings
 from fleet.inventory import protection
 from fleet.inventory.importing.check import CheckedRow, check_protection
@@ -17,9 +17,10 @@ from fleet.inventory.importing.targets import CREATED_AT_ONCE, Advance, SiteTarg
 from fleet.inventory.mig import Span
 from fleet.inventory.protection import PLACEMENTS
 from fleet.inventory.reconcile.gpus import UNEXPECTED
+from fleet.inventory.reconcile.layouts import cut_instances, layout_problems
 from fleet.inventory.reconcile.observed import host_label, pci_address
 from fleet.inventory.reconcile.provenance import close_disagreements
-from fleet.models import Gpu, Node, ObjectKind, ProtectedPlacement, Site, Source
+from fleet.models import Gpu, MigSlice, Node, ObjectKind, ProtectedPlacement, Site, Source
 
 PROTECTED = "protected"  # in a job's result: GPUs that got the default protection by the import
 
@@ -98,6 +99,7 @@ class GpuTarget(Target):
         self.sites: dict[str, Site] = {}
         self.nodes: dict[str, Node] = {}
         self.spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.slices: dict[int, list[MigSlice]] = defaultdict(list)  # live ones, for the check
         self.protected: list[str] = []
 
     @staticmethod
@@ -114,6 +116,9 @@ class GpuTarget(Target):
         for part in parts([gpu.pk for gpu in self.held.values()]):
             for gpu_id, start, size in ProtectedPlacement.objects.filter(gpu_id__in=part).values_list("gpu_id", "start", "size"):
                 self.spans[gpu_id].append((start, size))
+            if not lock:
+                for each in MigSlice.objects.filter(gpu_id__in=part, ended_at__isnull=True):
+                    self.slices[each.gpu_id].append(each)
 
     def complete(self, values: Values) -> dict[str, Value]:
         complete = super().complete(values)
@@ -136,15 +141,27 @@ class GpuTarget(Target):
                 row.refuse("node", f"the site {code} has no node {host!r}; import it first.")
             else:
                 row.values["node"] = node.host_name
-        sku, text = row.values.get("sku"), row.values.get(PLACEMENTS)
-        if isinstance(sku, str) and isinstance(text, str):
-            starts: dict[int, set[int]] = defaultdict(set)
-            for profile in SKUS[sku].profiles:
-                starts[profile.size].update(profile.placements)
-            if problem := check_protection(SKUS[sku].mig_capable, starts, parse_spans(text)):
-                row.refuse(PLACEMENTS, problem)
-        if isinstance(sku, str) and row.values.get("mig_enabled") and not SKUS[sku].mig_capable:
-            row.refuse("mig_enabled", f"{SKUS[sku].name} has no MIG.")
+        key = row.values.get("sku")
+        if not isinstance(key, str):
+            return
+        sku, stated = SKUS[key], _stated(row.values)
+        if stated is not None and (problem := check_protection(sku, stated)):
+            row.refuse(PLACEMENTS, problem)
+        if row.values.get("mig_enabled") and not sku.mig_capable:
+            row.refuse("mig_enabled", f"{sku.name} has no MIG.")
+        if held is not None and not row.errors:
+            self._check_layout(row, held, sku, stated)
+
+    def _check_layout(self, row: CheckedRow, held: Gpu, sku: Sku, stated: list[Span] | None) -> None:
+        """The GPU's instances, as they were seen, can be on the stated board and fit what is stated to be PHY's: what a row changes of either."""
+        slices = self.slices[held.pk]
+        before = [Span(start, size) for start, size in self.spans[held.pk]]
+        if sku.key != held.sku:
+            for reason in layout_problems(sku, slices, ()):
+                row.refuse("sku", f"does not fit the instances that were seen: {reason}")
+        if stated is not None and sorted(stated) != sorted(before):
+            for reason in cut_instances(slices, stated):
+                row.refuse(PLACEMENTS, reason)
 
     def current(self, held: Gpu) -> dict[str, Value]:
         return {

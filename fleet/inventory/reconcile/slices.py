@@ -8,6 +8,7 @@ from django.db.models.functions import Greatest
 
 from fleet.bulk import update_rows
 from fleet.health.findings import Found, close_findings, open_findings
+from fleet.inventory.reconcile.layouts import judge_layouts
 from fleet.inventory.reconcile.observed import Observed, ObservedSlice, Reconciled
 from fleet.models import Finding, Gpu, MigSlice, Node, ObjectKind, ProtectedPlacement, Workload
 
@@ -66,6 +67,7 @@ def reconcile_slices(seen: Observed, gpus: dict[str, Gpu], nodes: dict[int, Node
     MigSlice.objects.bulk_create(new, batch_size=2000)
     result.slices_started, result.slices_ended = len(new), len(ended)
     _drift(complete, gpus, nodes, live, layout_before, protected, now)
+    judge_layouts({each.gpu_uuid: each.at for each in wanted} | complete, gpus, nodes, live.values(), protected, now)
     return live, result
 
 

@@ -1,6 +1,6 @@
 """Which pods an eviction touches, and rounds of asking for them: shared by all that evicts. Nothing here forces anything.
 
-A round asks the Eviction API once for each pod that is due, the lowest priority first, and stops at the first sign that the API server is tired.
+A round asks the Eviction API once for each pod that is due, the lowest priority first, and stops when the API server asks for patience twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ RETRY_SECONDS = 5.0
 # How soon it is looked whether what was evicted is gone.
 LOOK_SECONDS = 2.0
 LONGEST_WAIT_SECONDS = 300.0
+PATIENCE = 2
 MAX_PODS = 1000
 _FINISHED = ("Succeeded", "Failed")
 
@@ -70,13 +71,17 @@ def in_order(pods: Iterable[Pod]) -> list[Pod]:
 
 @dataclass
 class Ask:
-    """How it stands with one pod: when to ask again (Unix seconds), and why it is not gone. `hopeless`: asking again is of no use."""
+    """How it stands with one pod: when to ask again (Unix seconds), and why it is not gone.
+
+    `hopeless`: asking again is of no use. `patience_asked`: the API server asked to wait, which is nobody's budget.
+    """
 
     name: str
     again_at: float = 0.0
     why: str = ""
     accepted: bool = False
     hopeless: bool = False
+    patience_asked: bool = False
 
 
 @dataclass
@@ -85,15 +90,14 @@ class Book:
 
     asks: dict[str, Ask] = field(default_factory=dict)
     gone: int = 0
-    paused_until: float = 0.0
 
     @classmethod
     def from_memo(cls, memo: dict[str, Any]) -> Book:
         asks = {uid: Ask(**values) for uid, values in memo.get("asks", {}).items()}
-        return cls(asks=asks, gone=int(memo.get("gone", 0)), paused_until=float(memo.get("paused_until", 0.0)))
+        return cls(asks=asks, gone=int(memo.get("gone", 0)))
 
     def to_memo(self) -> dict[str, Any]:
-        return {"asks": {uid: vars(ask) for uid, ask in self.asks.items()}, "gone": self.gone, "paused_until": self.paused_until}
+        return {"asks": {uid: vars(ask) for uid, ask in self.asks.items()}, "gone": self.gone}
 
     def note(self, pods: Iterable[Pod]) -> None:
         """Take up pods that are new. A pod is its UID: another one of the same name is another pod."""
@@ -133,25 +137,27 @@ class Book:
 
     def due_in(self, now: float) -> float:
         """Seconds until something is to be asked or looked at again."""
-        waits = [max(ask.again_at, self.paused_until) - now for ask in self.asks.values() if not (ask.accepted or ask.hopeless)]
+        waits = [ask.again_at - now for ask in self.asks.values() if not (ask.accepted or ask.hopeless)]
         longest = LOOK_SECONDS if any(ask.accepted for ask in self.asks.values()) else RETRY_SECONDS
         return min([longest, *(wait for wait in waits if wait > 0)])
 
 
 def ask_round(cluster: Cluster, book: Book, pods: Iterable[Pod], *, now: float, grace_seconds: int | None) -> None:
     """Ask for each of `pods` that is due. Raises ClusterError when the API server cannot be asked; `book` holds what it said until then."""
+    patience = PATIENCE
     for pod in in_order(pods):
         ask = book.asks.get(pod.uid)
         if ask is None or ask.accepted or ask.hopeless or now < ask.again_at:
             continue
-        if now < book.paused_until:
-            return
         answer = cluster.evict(pod, grace_seconds=grace_seconds)
         if answer.outcome is EvictionOutcome.THROTTLED:
-            wait = min(max(answer.retry_after_seconds, 1.0), LONGEST_WAIT_SECONDS)
-            book.paused_until = ask.again_at = now + wait
-            ask.why = ""
-            return
+            ask.again_at, ask.why = now + min(max(answer.retry_after_seconds, 1.0), LONGEST_WAIT_SECONDS), ""
+            ask.patience_asked = True
+            patience -= 1
+            if not patience:
+                return
+            continue
+        ask.patience_asked = False
         if answer.outcome is EvictionOutcome.GONE:
             del book.asks[pod.uid]
             book.gone += 1

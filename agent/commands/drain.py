@@ -150,8 +150,8 @@ class Drain:
             return Turn(CommandState.FAILED, code, detail, memo={**memo, **book.to_memo()}, progress=progress, blocked=blocked)
         left = max(0.0, deadline_of(context, DEFAULT_DEADLINE_SECONDS) - context.now)
         detail = f"{book.gone} gone, {len(book.asks)} left.{stays}"
-        if context.now < book.paused_until:
-            detail += f" The API server asked to wait {book.paused_until - context.now:.0f} s."
+        if any(ask.patience_asked for ask in book.asks.values()):
+            detail += " The API server asked to wait."
         return Turn(
             CommandState.RUNNING,
             detail=detail,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import django_filters
@@ -15,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy as lazy
 
 from console import formats
-from console.filters import AnyOfFilter, ListFilter, choice_boxes
+from console.filters import AnyOfFilter, ListFilter, TextsField, choice_boxes
 from console.links import object_url
 from console.lists import Column, ListKind
 from fleet.models import AuditEntry, AuditKind, AuditOutcome
@@ -29,16 +30,29 @@ def _time(label: Any, **kwargs: Any) -> django_filters.IsoDateTimeFilter:
     return django_filters.IsoDateTimeFilter(field_name="at", label=label, widget=box, **kwargs)
 
 
+class AddressesField(TextsField):
+    def to_python(self, value: Iterable[str] | None) -> list[str]:
+        try:
+            return [str(ipaddress.ip_address(text)) for text in super().to_python(value)]
+        except ValueError as error:
+            raise forms.ValidationError(_("IP addresses only.")) from error
+
+
+class AddressFilter(AnyOfFilter):
+    field_class = AddressesField
+
+
 class AuditFilter(ListFilter):
     actor = AnyOfFilter(field_name="actor", label=lazy("Who"))
     through = AnyOfFilter(field_name="through", label=lazy("Through (token or agent)"))
     action = AnyOfFilter(field_name="action", label=lazy("What"))
-    kind = choice_boxes(AuditKind.choices, label=lazy("On what kind"))
     key = AnyOfFilter(field_name="object_key", label=lazy("On what"))
-    outcome = choice_boxes(AuditOutcome.choices, label=lazy("Outcome"))
     since = _time(lazy("Since"), lookup_expr="gte")
     until = _time(lazy("Until"), lookup_expr="lt")
+    source = AddressFilter(field_name="source_address", label=lazy("From where"))
     request_id = AnyOfFilter(field_name="request_id", label=lazy("Request"))
+    kind = choice_boxes(AuditKind.choices, label=lazy("On what kind"))
+    outcome = choice_boxes(AuditOutcome.choices, label=lazy("Outcome"))
 
     class Meta:
         model = AuditEntry
@@ -98,8 +112,10 @@ def _changes(entry: AuditEntry) -> SafeString:
 
 
 def _actor(entry: AuditEntry) -> SafeString:
-    through = format_html(' <span class="faint">{}</span>', entry.through) if entry.through else ""
-    return format_html("{}{}", entry.actor, through)
+    if not entry.through or entry.through == entry.actor:
+        return format_html("{}", entry.actor)
+    word = _("by token") if entry.through.startswith("token:") else _("by an agent")
+    return format_html('{} <span class="faint" title="{}">{}</span>', entry.actor, entry.through, word)
 
 
 def _outcome(entry: AuditEntry) -> SafeString | str:

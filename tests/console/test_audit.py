@@ -81,6 +81,7 @@ def test_strangers(cast: Cast) -> None:
         ("key=W-1", ["maintenance.create"]),
         ("outcome=refused", ["control.set"]),
         ("request_id=r-1", ["user.create"]),
+        ("source=192.0.2.7,2001:DB8:0::1", ["user.create"]),
         ("since=2026-11-20T10:03:00Z", ["user.create", "site.change"]),
         ("until=2026-11-20T10:01:00Z", ["maintenance.create"]),
         ("since=2026-11-20+10:01&until=2026-11-20+10:02", ["control.set"]),
@@ -99,7 +100,7 @@ def test_page_api_and_export_take_the_same_filters(cast: Cast, query: str, actio
         assert [json.loads(line)["action"] for line in lines] == actions[::-1]
 
 
-@pytest.mark.parametrize("query", ["since=yesterday", "kind=planet", "outcome=splendid", "id=x"])
+@pytest.mark.parametrize("query", ["since=yesterday", "kind=planet", "outcome=splendid", "id=x", "source=everywhere", "until=2026-13-01T00:00:00Z"])
 def test_wrong_filters_are_named(cast: Cast, query: str) -> None:
     client, name = cast.client("administrator"), query.split("=")[0]
     assert client.get(f"/audit?{query}").context["list"].errors

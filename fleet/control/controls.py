@@ -9,17 +9,14 @@ from datetime import datetime, timedelta
 from django.contrib.auth.models import AbstractUser
 from django.db import IntegrityError, transaction
 
-from fleet import catalogue
 from fleet.control import audit, desired_state
+from fleet.control.limits import CLOCK_RANGE, limits_of
 from fleet.inventory import protection
 from fleet.models import Gpu, Node, ObjectKind, Policy
 from fleet.stream import publish_notices
 
-CLOCK_RANGE = "clock_range"
 LONGEST = timedelta(days=30)
 SUGGESTED = timedelta(hours=24)
-# Where the catalogue knows no limits, the agent's GPU refuses what it cannot do.
-LOWEST_MHZ, HIGHEST_MHZ = 100, 5000
 
 
 class ControlRefused(Exception):
@@ -50,11 +47,8 @@ class ClockLimits:
 
 def clock_limits(gpu: Gpu) -> ClockLimits:
     """Bounds of the SM clock by the SKU catalogue, both inclusive; wide ones for a model that it does not know."""
-    try:
-        sku = catalogue.sku(gpu.sku)
-    except catalogue.UnknownSku:
-        return ClockLimits(LOWEST_MHZ, HIGHEST_MHZ)
-    return ClockLimits(sku.sm_clock_min_mhz or LOWEST_MHZ, sku.sm_clock_max_mhz or HIGHEST_MHZ)
+    clock = limits_of(gpu.sku).clock_mhz
+    return ClockLimits(int(clock.low), int(clock.high))
 
 
 def refusal_for(gpu: Gpu) -> str:

@@ -77,8 +77,8 @@ def subject(entry: AuditEntry) -> SafeString | str:
     name = formats.short_uuid(entry.object_key) if entry.kind == AuditKind.GPU else entry.object_key
     page = PAGES.get(AuditKind(entry.kind)) if entry.kind else None
     if page is None:
-        return format_html("{}{}", kind, name)
-    return format_html('{}<a href="{}" title="{}">{}</a>', kind, object_url(page, entry.object_key), entry.object_key, name)
+        return format_html("<span>{}{}</span>", kind, name)
+    return format_html('<span>{}<a href="{}" title="{}">{}</a></span>', kind, object_url(page, entry.object_key), entry.object_key, name)
 
 
 def facts(entry: AuditEntry) -> Iterator[tuple[str, str, str]]:
@@ -108,14 +108,14 @@ def _changes(entry: AuditEntry) -> SafeString:
         format_html('<span class="faint">{}</span> {}{}', name, format_html("<del>{}</del> → ", _clipped(before)) if before else "", _clipped(after))
         for name, before, after in list(facts(entry))[:4]
     ]
-    return format_html_join(" · ", "{}", ((one,) for one in shown))
+    return format_html("<span>{}</span>", format_html_join(" · ", "{}", ((one,) for one in shown))) if shown else SafeString("")
 
 
 def _actor(entry: AuditEntry) -> SafeString:
     if not entry.through or entry.through == entry.actor:
         return format_html("{}", entry.actor)
     word = _("by token") if entry.through.startswith("token:") else _("by an agent")
-    return format_html('{} <span class="faint" title="{}">{}</span>', entry.actor, entry.through, word)
+    return format_html('<span>{} <span class="faint" title="{}">{}</span></span>', entry.actor, entry.through, word)
 
 
 def _outcome(entry: AuditEntry) -> SafeString | str:

@@ -127,6 +127,7 @@ class NodeAgent:
             hardware=self._hardware,
             pool=self._pool,
             wake=self.link.wake,
+            connected=lambda: self.link.connected,
             urgent=local.urgent,
             depths=local.depths,
             clock=self._clock,

@@ -77,8 +77,8 @@ class LocalControl:
     def acknowledge(self, ids: Iterable[str]) -> None:
         self.spool.acknowledge(ids)
 
-    def step(self, desired: DesiredState | None, now: float, *, tell_all: bool = False) -> LocalRound:
-        """Switches, admission, kills. `tell_all`: a new connection wants to hear everything. May run beside `cycle`."""
+    def step(self, desired: DesiredState | None, now: float, *, tell_all: bool = False, connected: bool = True) -> LocalRound:
+        """Switches, admission, kills. `tell_all`: a new connection wants to hear everything; not `connected`: events wait. May run beside `cycle`."""
         kills = self._set_gate(desired, now)
         layout = Layout.of(self._backend.inventory(now), desired.protected) if desired is not None and kills and self._cluster is not None else None
         outcomes = self._killer.enforce(kills, layout=layout, rules=desired.rules if desired else None, now=now)
@@ -91,7 +91,7 @@ class LocalControl:
             self.spool.forget_told()
             changed = self._switches.updates(now)
         refusals, self._refusals = tuple(self._refusals), []
-        return LocalRound(updates=refusals + changed, events=self.spool.due(now), due_at=due_at)
+        return LocalRound(updates=refusals + changed, events=self.spool.due(now) if connected else (), due_at=due_at)
 
     def _set_gate(self, desired: DesiredState | None, now: float) -> tuple[Switch, ...]:
         """The door follows the switches before any pod is touched."""

@@ -32,6 +32,7 @@ class LocalLoop:
         hardware: asyncio.Lock,
         pool: Executor,
         wake: Callable[[], None],
+        connected: Callable[[], bool],
         urgent: Executor | None = None,
         depths: DepthReader | None = None,
         clock: Callable[[], float] = time.time,
@@ -42,6 +43,7 @@ class LocalLoop:
         self._pool = pool
         self._urgent = urgent or pool
         self._wake = wake
+        self._connected = connected
         self._depths = depths
         self._clock = clock
         self._work = asyncio.Event()
@@ -125,7 +127,7 @@ class LocalLoop:
         now = self._clock()
         self._control.acknowledge(acks)
         self._control.accept(switches, now)
-        return self._control.step(self._desired(), now, tell_all=tell_all)
+        return self._control.step(self._desired(), now, tell_all=tell_all, connected=self._connected())
 
     async def _cycle_loop(self) -> None:
         loop = asyncio.get_running_loop()

@@ -25,10 +25,11 @@ class CordonNode:
         return ""
 
     def apply(self, target: Target, parameters: Parameters) -> None:
-        if _wanted(parameters):
-            _cluster(target).set_cordon(OWNER)
-        else:
-            _cluster(target).clear_cordon(OWNER)
+        cluster = _cluster(target)
+        if not _wanted(parameters):
+            cluster.clear_cordon(OWNER)
+        elif not _taken_away(cluster.cordon()):
+            cluster.set_cordon(OWNER)
 
     def read(self, target: Target, parameters: Parameters | None) -> Reading:
         held = _cluster(target).cordon()
@@ -54,6 +55,11 @@ def _wanted(parameters: Parameters) -> bool:
     if set(parameters) != {"cordoned"} or not isinstance(parameters["cordoned"], bool):
         raise ParameterError("cordon takes cordoned, true or false")
     return parameters["cordoned"]
+
+
+def _taken_away(held: Cordon) -> bool:
+    """Our mark without the cordon: somebody uncordoned the node, whatever this agent remembers of it."""
+    return held.mark == OWNER and not held.unschedulable
 
 
 def _ended(target: Target) -> str:

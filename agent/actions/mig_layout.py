@@ -7,7 +7,7 @@ The change runs on a thread of its own: a driver that hangs in it holds up nothi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from agent.actions import ParameterError, Parameters, Reading, Scalars, Target
 from agent.backends.base import BackendError, ErrorCode, MigReading
@@ -154,25 +154,46 @@ def _plan(target: Target, mig: MigReading, layout: tuple[Instance, ...] | None) 
 
 
 def _refuse_if_held(target: Target, mig: MigReading, plan: Plan) -> None:
-    """All or nothing: while a client holds one of the instances that would go, none goes.
+    """All or nothing: while a process or a pod holds one of the instances that would go, none goes.
 
-    One that the driver called in use without any process on it is not tried again: only another set of instances makes a new try.
+    One that the driver called in use without naming a holder is not tried again: only another set of instances makes a new try.
     """
+    if not plan.remove:
+        return
     ids = _ids(plan.remove)
-    held = [instance for instance in plan.remove if mig.clients and mig.clients.get(instance.gpu_instance_id)]
+    pods = _pods_on(target)
+    held = [instance for instance in plan.remove if (mig.clients or {}).get(instance.gpu_instance_id) or instance.mig_uuid in pods]
     if held:
-        clients = sum(mig.clients[instance.gpu_instance_id] for instance in held) if mig.clients else 0
-        raise _in_use(mig, held, ids, clients)
-    if ids and target.last.get("held_instances") == ids and target.last.get("held_by_processes") == 0:
-        raise _in_use(mig, list(plan.remove), ids, 0)
+        processes = sum((mig.clients or {}).get(instance.gpu_instance_id, 0) for instance in held)
+        raise _in_use(mig, held, ids, processes=processes, pods=[pods[instance.mig_uuid] for instance in held if instance.mig_uuid in pods])
+    last = target.last
+    if last.get("held_instances") == ids and not last.get("held_by_processes") and not last.get("held_by_pods"):
+        raise _in_use(mig, plan.remove, ids)
 
 
-def _in_use(mig: MigReading, held: list[SliceFacts], ids: str, clients: int) -> BackendError:
-    verdict = judge_change(ChangeFacts(wanted=len(held), found=None, elapsed_seconds=0, timeout_seconds=0, reported_done=False, in_use=mig.pci_bus_id))
-    who = f"{clients} process{'' if clients == 1 else 'es'}" if clients else "a client that the driver does not name, such as a monitor"
+def _pods_on(target: Target) -> dict[str, str]:
+    """Pod (namespace/name) by the MIG UUID that it holds; none where the agent cannot see pods. Raises ClusterError."""
+    if target.cluster is None:
+        return {}
+    return {uuid: f"{pod.namespace}/{pod.name}" for pod in target.cluster.pods() if pod.phase not in ("Succeeded", "Failed") for uuid in pod.gpus if uuid}
+
+
+def _in_use(mig: MigReading, held: Sequence[SliceFacts], ids: str, *, processes: int = 0, pods: Sequence[str] = ()) -> BackendError:
+    holders = [f"pod {name}" for name in pods[:3]]
+    if len(pods) > 3:
+        holders.append(f"{len(pods) - 3} more pods")
+    if processes:
+        holders.append(f"{processes} process{'' if processes == 1 else 'es'}")
+    who = ", ".join(holders) or "a client that the driver does not name, such as a monitor"
     names = ", ".join(str(place_of(instance)) for instance in held)
     detail = f"GPU {mig.pci_bus_id}: {names} in use by {who}. Nothing was changed. Not tried again while a client holds it."
-    facts: Scalars = {"pci_bus_id": mig.pci_bus_id, "held_instances": ids, "held_by_processes": clients, "auto_retry": verdict.may_retry}
+    facts: Scalars = {
+        "pci_bus_id": mig.pci_bus_id,
+        "held_instances": ids,
+        "held_by_processes": processes,
+        "held_by_pods": len(pods),
+        "auto_retry": False,
+    }
     return BackendError(ErrorCode.IN_USE, detail, {**_observed(mig), **facts})
 
 
@@ -189,7 +210,7 @@ def _change(target: Target, mig: MigReading, layout: tuple[Instance, ...] | None
                 backend.create_mig_instance(gpu, gone.profile, gone.start)
             places = {place_of(other) for other in plan.remove}
             ids = _ids(other for other in backend.read_mig(gpu).instances if place_of(other) in places)
-            raise _in_use(mig, [instance], ids, 0) from error
+            raise _in_use(mig, [instance], ids) from error
     if layout is None or not mig.enabled:
         backend.set_mig_mode(gpu, layout is not None)
     if layout is not None:

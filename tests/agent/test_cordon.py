@@ -2,71 +2,29 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.actions.cordon import OWNER
-from agent.backends.cluster import ClusterError, ClusterErrorCode, Cordon, Eviction, Pod
+from agent.backends.cluster import ClusterError, ClusterErrorCode
 from agent.converge import Converger
 from agent.journal import Journal
 from agent.protocol import Observation, ObservedState
 from tests.agent.documents import CONSOLE_KEY, NODE, T0, A, control, document, setting
 from tests.agent.hardware import Hardware
+from tests.agent.node_cluster import NodeCluster
 
 CASES = Path(__file__).parent.parent / "cases"
 SCENARIOS = {scenario["id"]: scenario["events"] for scenario in json.loads((CASES / "C20-cordon-ownership" / "scenarios.json").read_text())}
+AWAY = ClusterError(ClusterErrorCode.UNAVAILABLE, "the API server cannot be reached")
 EXPECT = json.loads((CASES / "C20-cordon-ownership" / "expect.json").read_text())
 
 
-@dataclass
-class NodeInCluster:
-    """The node as the API server holds it: who writes a cordon is kept beside it, `kubectl` writes no owner and leaves ours standing."""
-
-    unschedulable: bool = False
-    owner: str = ""
-    away: bool = False
-    acts: list[str] = field(default_factory=list)
-
-    def cordon(self) -> Cordon:
-        if self.away:
-            raise ClusterError(ClusterErrorCode.UNAVAILABLE, "the API server cannot be reached")
-        return Cordon(self.unschedulable, self.owner if self.unschedulable else "")
-
-    def set_cordon(self, owner: str) -> Cordon:
-        if not self.cordon().unschedulable:
-            self.unschedulable, self.owner = True, owner
-            self.acts.append(f"cordon {owner}")
-        return self.cordon()
-
-    def clear_cordon(self, owner: str) -> Cordon:
-        if self.cordon().unschedulable and self.owner == owner:
-            self.unschedulable, self.owner = False, ""
-            self.acts.append(f"uncordon {owner}")
-        return self.cordon()
-
-    def admin(self, unschedulable: bool) -> None:
-        self.unschedulable = unschedulable
-        self.owner = ""
-
-    def pods(self) -> tuple[Pod, ...]:
-        return ()
-
-    def evict(self, pod: Pod, *, grace_seconds: int | None = None) -> Eviction:
-        raise ClusterError(ClusterErrorCode.NOT_FOUND, pod.name)
-
-    def delete(self, pod: Pod, *, grace_seconds: int | None = None) -> None:
-        raise ClusterError(ClusterErrorCode.NOT_FOUND, pod.name)
-
-    def close(self) -> None:
-        self.acts.append("close")
-
-
 @pytest.fixture
-def cluster() -> NodeInCluster:
-    return NodeInCluster()
+def cluster() -> NodeCluster:
+    return NodeCluster()
 
 
 @pytest.fixture
@@ -76,7 +34,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     journal.close()
 
 
-def converger(cluster: NodeInCluster | None, journal: Journal) -> Converger:
+def converger(cluster: NodeCluster | None, journal: Journal) -> Converger:
     return Converger(backend=Hardware([A]), cluster=cluster, journal=journal, node_id=NODE, trusted_keys=(CONSOLE_KEY,))
 
 
@@ -90,14 +48,14 @@ def shown(agent: Converger) -> Observation:
 
 
 @pytest.mark.parametrize("scenario", ["admin-first", "console-first", "admin-uncordons-midway"])
-def test_c20_ownership(cluster: NodeInCluster, journal: Journal, scenario: str) -> None:
+def test_c20_ownership(cluster: NodeCluster, journal: Journal, scenario: str) -> None:
     """The case's events, the console's cordon held by the document from start to finish."""
     agent = converger(cluster, journal)
     version = 0
     for event in SCENARIOS[scenario]:
         now = T0 + event["t"]
         if event["actor"] == "admin":
-            cluster.admin(event["set_unschedulable"])
+            cluster.unschedulable = event["set_unschedulable"]
         else:
             version += 1
             agent.accept(wants(version) if "start" in event["command"] else document(version), now)
@@ -111,18 +69,18 @@ def test_c20_ownership(cluster: NodeInCluster, journal: Journal, scenario: str) 
             assert shown(agent).observed["owner"] == ("" if scenario == "admin-first" else OWNER)
     assert cluster.unschedulable is EXPECT["final_unschedulable"][scenario]
     assert shown(agent).state is ObservedState.ENDED
-    assert cluster.acts == ([] if scenario == "admin-first" else [f"cordon {OWNER}"] + [f"uncordon {OWNER}"] * (scenario == "console-first"))
+    assert cluster.acts == ([] if scenario == "admin-first" else [("cordon", OWNER)] + [("uncordon", OWNER)] * (scenario == "console-first"))
 
 
-def test_what_an_admin_undid_stays_undone_over_restarts_until_people_set_it_anew(cluster: NodeInCluster, journal: Journal) -> None:
+def test_what_an_admin_undid_stays_undone_over_restarts_until_people_set_it_anew(cluster: NodeCluster, journal: Journal) -> None:
     agent = converger(cluster, journal)
     agent.accept(wants(1), T0)
     agent.converge(T0)
-    cluster.admin(False)
+    cluster.admin_uncordons()
     again = converger(cluster, journal)
     for seconds in (10, 100, 1000, 10_000):
         again.converge(T0 + seconds)
-    assert cluster.acts == [f"cordon {OWNER}"]
+    assert cluster.acts == [("cordon", OWNER)]
     again.accept(document(2), T0)
     again.converge(T0 + 20_000)
     again.accept(wants(3), T0)
@@ -130,7 +88,21 @@ def test_what_an_admin_undid_stays_undone_over_restarts_until_people_set_it_anew
     assert (shown(again).state, cluster.unschedulable) == (ObservedState.APPLIED, True)
 
 
-def test_ends_by_itself_out_of_contact(cluster: NodeInCluster, journal: Journal) -> None:
+def test_an_agent_that_lost_its_journal_does_not_cordon_again_either(cluster: NodeCluster, journal: Journal, tmp_path: Path) -> None:
+    agent = converger(cluster, journal)
+    agent.accept(wants(1), T0)
+    agent.converge(T0)
+    cluster.admin_uncordons()
+    fresh = Journal(tmp_path / "fresh.sqlite3")
+    again = converger(cluster, fresh)
+    again.accept(wants(1), T0)
+    for seconds in (10, 100, 1000):
+        again.converge(T0 + seconds)
+    assert (shown(again).state, cluster.acts) == (ObservedState.DRIFTED, [("cordon", OWNER)])
+    fresh.close()
+
+
+def test_ends_by_itself_out_of_contact(cluster: NodeCluster, journal: Journal) -> None:
     agent = converger(cluster, journal)
     agent.accept(wants(1, ends_at=T0 + 600), T0)
     agent.converge(T0)
@@ -139,20 +111,20 @@ def test_ends_by_itself_out_of_contact(cluster: NodeInCluster, journal: Journal)
     assert not cluster.unschedulable
 
 
-def test_a_narrower_policy_may_say_that_the_node_is_not_cordoned(cluster: NodeInCluster, journal: Journal) -> None:
+def test_a_narrower_policy_may_say_that_the_node_is_not_cordoned(cluster: NodeCluster, journal: Journal) -> None:
     agent = converger(cluster, journal)
     agent.accept(wants(1), T0)
     agent.converge(T0)
     agent.accept(wants(2, cordoned=False), T0)
     agent.converge(T0 + 10)
     assert (shown(agent).state, cluster.unschedulable) == (ObservedState.APPLIED, False)
-    cluster.admin(True)
+    cluster.unschedulable = True
     agent.converge(T0 + 100)
     assert cluster.unschedulable, "somebody else's cordon is theirs"
     assert "Still cordoned, by somebody else." in shown(agent).detail
 
 
-def test_the_end_of_a_commands_cordon_is_no_word_of_an_admin(cluster: NodeInCluster, journal: Journal) -> None:
+def test_the_end_of_a_commands_cordon_is_no_word_of_an_admin(cluster: NodeCluster, journal: Journal) -> None:
     cluster.set_cordon("masthead/command-1")
     agent = converger(cluster, journal)
     agent.accept(wants(1), T0)
@@ -162,28 +134,28 @@ def test_the_end_of_a_commands_cordon_is_no_word_of_an_admin(cluster: NodeInClus
     agent.converge(T0 + 100)
     assert shown(agent).state is ObservedState.DRIFTED
     agent.converge(T0 + 120)
-    assert (shown(agent).state, cluster.owner) == (ObservedState.APPLIED, OWNER)
+    assert (shown(agent).state, cluster.mark) == (ObservedState.APPLIED, OWNER)
 
 
-def test_an_api_server_that_is_away_is_said_and_tried_again(cluster: NodeInCluster, journal: Journal) -> None:
+def test_an_api_server_that_is_away_is_said_and_tried_again(cluster: NodeCluster, journal: Journal) -> None:
     agent = converger(cluster, journal)
-    cluster.away = True
+    cluster.error = AWAY
     agent.accept(wants(1), T0)
     agent.converge(T0)
     assert (shown(agent).state, shown(agent).observed["error"]) == (ObservedState.FAILED, "unavailable")
-    cluster.away = False
+    cluster.error = None
     agent.converge(T0 + 10)
     assert (shown(agent).state, cluster.unschedulable) == (ObservedState.APPLIED, True)
     agent.accept(document(2), T0)
-    cluster.away = True
+    cluster.error = AWAY
     agent.converge(T0 + 20)
     assert shown(agent).state is ObservedState.FAILED
-    cluster.away = False
+    cluster.error = None
     agent.converge(T0 + 30)
     assert (shown(agent).state, cluster.unschedulable) == (ObservedState.ENDED, False)
 
 
-def test_refused_without_a_cluster_on_a_gpu_and_with_bad_parameters(cluster: NodeInCluster, journal: Journal, tmp_path: Path) -> None:
+def test_refused_without_a_cluster_on_a_gpu_and_with_bad_parameters(cluster: NodeCluster, journal: Journal, tmp_path: Path) -> None:
     alone = converger(None, journal)
     alone.accept(wants(1), T0)
     alone.converge(T0)

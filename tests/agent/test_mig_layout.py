@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent.actions import ParameterError, Target
 from agent.actions.mig_layout import ACTION, MigLayout
 from agent.backends.base import BackendError, ErrorCode
+from agent.backends.cluster import ClusterError, ClusterErrorCode
 from agent.converge import Converger, retry_after
 from agent.journal import Journal
 from agent.mig import ChangeFacts, Verdict, judge_change, plan_change
@@ -21,6 +22,7 @@ from agent.protocol import Observation, ObservedState, ProtectedSpan, SliceFacts
 from agent.protocol.layout import Instance, LayoutError, format_layout, parse_layout
 from tests.agent.documents import CONSOLE_KEY, NODE, T0, A, control, document, setting
 from tests.agent.hardware import H100, PCI, Hardware
+from tests.agent.node_cluster import NodeCluster, pod
 from tests.agent.nvml.node import Node, library
 
 __all__ = ["library"]
@@ -232,6 +234,24 @@ def test_c26_a_held_instance_stops_the_change_before_anything_went(hardware: Har
     assert hardware.mig_acts == []
     hardware.clients.clear()
     agent.converge(T0 + 2000)
+    assert (shown(agent).state, hardware.layout(A)) == (ObservedState.APPLIED, RADIO_AND_BIG)
+
+
+def test_a_pod_that_holds_a_slice_keeps_it_though_nothing_runs_on_it(hardware: Hardware, journal: Journal) -> None:
+    hardware.partition(A, SEVEN)
+    slice_uuid = hardware.slices[A][4].mig_uuid
+    cluster = NodeCluster([pod("notebook", gpus=(slice_uuid,)), pod("over", phase="Succeeded", gpus=(hardware.slices[A][5].mig_uuid,))])
+    agent = Converger(backend=hardware, cluster=cluster, journal=journal, node_id=NODE, trusted_keys=(CONSOLE_KEY,))
+    agent.accept(wants(1, RADIO_AND_BIG), T0)
+    agent.converge(T0)
+    assert f"GPU {PCI}: 1g.10gb@4 in use by pod tenant-amber/notebook. Nothing was changed." in shown(agent).detail
+    assert hardware.mig_acts == []
+    cluster.error = ClusterError(ClusterErrorCode.UNAVAILABLE, "the API server cannot be reached")
+    agent.converge(T0 + 20)
+    assert (shown(agent).state, shown(agent).observed) == (ObservedState.FAILED, {"error": "unavailable"})
+    cluster.error = None
+    cluster.running.clear()
+    agent.converge(T0 + 60)
     assert (shown(agent).state, hardware.layout(A)) == (ObservedState.APPLIED, RADIO_AND_BIG)
 
 

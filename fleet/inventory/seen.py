@@ -188,8 +188,11 @@ def _seen_by_telemetry(part: Sequence[SeriesSeen], node_ids: dict[tuple[str, str
         if each.at < newest[place] or (each.gpu_instance_id is None and each.gpu_uuid in on_slices):
             continue
         seen.complete_workloads[place] = _at(each.at)
+        sharing = Workload.Sharing(each.sharing) if each.sharing else None
+        if sharing is not None:
+            seen.all_sharers.add(place)
         if each.pod:
-            workload = ObservedWorkload(each.gpu_uuid, each.gpu_instance_id, each.namespace, each.pod, each.container, _at(each.at))
+            workload = ObservedWorkload(each.gpu_uuid, each.gpu_instance_id, each.namespace, each.pod, each.container, _at(each.at), sharing)
             if workload not in seen.workloads[-4:]:
                 seen.workloads.append(workload)
     return seen

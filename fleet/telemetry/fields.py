@@ -220,6 +220,7 @@ class SeriesSeen:
     pod: str
     container: str
     at: float
+    sharing: str = ""  # a word of `Workload.Sharing` where all that run at the place are known; "" where this may be one of several
 
 
 @dataclass(frozen=True)
@@ -322,6 +323,18 @@ def workload_of(labels: Mapping[str, str], *, honor_labels: bool) -> tuple[str, 
     return "", "", ""
 
 
+# Labels that relabelling brings from the node (gpu-feature-discovery's nvidia.com/gpu.sharing-strategy), and the exporter's own on shared GPUs.
+SHARING_LABELS = ("nvidia_com_gpu_sharing_strategy", "gpu_sharing_strategy", "vgpu")
+
+
+def sharing_of(labels: Mapping[str, str]) -> str:
+    """How the GPU of a series is shared between pods, as a word of `Workload.Sharing`; "" where the labels do not say."""
+    strategy = next((labels[name].lower() for name in SHARING_LABELS[:2] if labels.get(name)), "")
+    if strategy == "mps":
+        return "mps"
+    return "time_sliced" if strategy == "time-slicing" or labels.get("vgpu") else ""
+
+
 def whole_number(text: str) -> int | None:
     """A label's number, or None."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
@@ -351,6 +364,7 @@ def series_seen(labels: Mapping[str, str], *, site_code: str, node_host: str, ho
         pod=clean_text(pod, 253),
         container=clean_text(container, 253),
         at=at,
+        sharing=sharing_of(labels),
     )
 
 

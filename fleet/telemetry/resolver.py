@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.telemetry.fields import XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, short_host, whole_number
+from fleet.telemetry.fields import SHARING_LABELS, XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, short_host, whole_number
 from fleet.telemetry.live_state import LiveState
 from fleet.telemetry.series_table import METRICS, NVLINK_PART_OF, Kind, SeriesTable
 from fleet.telemetry.service_metrics import FIELD_INDEX, FIELDS_OF_JOB, JOBS, MAX_NAME, MAX_PART, Item, find_field, is_service_metric, job_of, server_of
@@ -18,6 +18,7 @@ _IDENTITY_LABELS = (
     *("site", "node", "Hostname", "hostname", "UUID", "uuid", "gpu_uuid", "gpu", "pci_bus_id", "modelName", "model_name", "DCGM_FI_DRIVER_VERSION"),
     *("GPU_I_ID", "GPU_I_PROFILE", "exported_pod", "exported_namespace", "exported_container"),
     *("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name"),
+    *SHARING_LABELS,
 )
 _MAX_IDENTITIES = 5_000
 # Bounds against a sender that invents labels: far above what a fleet of 30,000 sites has.

@@ -1,10 +1,12 @@
 """Who runs where, as the series' labels say: noticed once, handed to the inventory in batches. Pure: no Django, no clock, no I/O.
 
 An identity is everything a `SeriesSeen` holds but the time. A row (a GPU's, or a slice's) keeps the digest of the identity it has; another one
-replaces it once the old one no longer comes. A workload ends when its place goes on without it.
+replaces it once the old one no longer comes. Several that come with one scrape share the place (time-slicing, MPS): all of them are told together,
+whenever one joins or leaves. A workload ends when its place goes on without it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -14,7 +16,9 @@ from fleet.telemetry.fields import SeriesSeen
 from fleet.telemetry.live_state import Columns, Floats, LiveState
 
 _ARRIVAL_SECONDS = 2.0  # the series of one scrape arrive within this time
+_SCRAPE_SECONDS = 1.0  # sample times that differ by no more are of one scrape
 MAX_UNKNOWN = 200_000
+MAX_SHARERS = 64  # of one place
 
 
 def identity_of(seen: SeriesSeen) -> int:
@@ -34,10 +38,21 @@ def identity_of(seen: SeriesSeen) -> int:
                 seen.namespace,
                 seen.pod,
                 seen.container,
+                seen.sharing,
             )
         )
         or 1
     )
+
+
+@dataclass(slots=True)
+class _Sharer:
+    """One more identity of a place that has one."""
+
+    seen: SeriesSeen
+    at: float
+    arrived_at: float
+    joined: bool = False
 
 
 class _Rows:
@@ -49,6 +64,7 @@ class _Rows:
     candidate_at: Floats
     candidate_arrived_at: Floats
     busy: NDArray[np.bool_]  # a workload is known to run there
+    several: NDArray[np.bool_]  # another identity was seen beside the row's own: look closer
 
     def __init__(self) -> None:
         self._columns = Columns()
@@ -56,9 +72,13 @@ class _Rows:
             self._columns.add_column(name, "i8", 0)
         for name in ("identity_at", "candidate_at", "candidate_arrived_at"):
             self._columns.add_column(name, "f8", float("nan"))
-        self._columns.add_column("busy", "?", False)
+        for name in ("busy", "several"):
+            self._columns.add_column(name, "?", False)
         self._renew_views()
-        self.seen: dict[int, SeriesSeen] = {}
+        self.seen: dict[int, SeriesSeen] = {}  # the candidate's
+        self.own: dict[int, SeriesSeen] = {}  # the row's own identity, where there are several
+        self.sharers: dict[int, dict[int, _Sharer]] = {}
+        self.untold: set[int] = set()  # rows whose set of identities changed
 
     def _renew_views(self) -> None:
         for name in self._columns.names():
@@ -99,19 +119,42 @@ class Sightings:
         same = held.identity[rows] == identities
         _newest(held.identity_at, rows[same], times[same])
         other = np.flatnonzero(~same)
-        if not len(other):
-            return
+        if len(other):
+            self._note_others(held, other, rows, identities, times, read, now)
+        for index in np.flatnonzero(same & held.several[rows]).tolist():
+            if int(rows[index]) not in held.own:
+                held.own[int(rows[index])] = read(index)
+
+    @staticmethod
+    def _note_others(
+        held: _Rows,
+        other: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        identities: NDArray[np.int64],
+        times: Floats,
+        read: Callable[[int], SeriesSeen],
+        now: float,
+    ) -> None:
+        """Samples `other` [m] of those [n] came under an identity that is not their row's."""
         with np.errstate(invalid="ignore"):
-            other = other[~(times[other] <= held.identity_at[rows[other]])]
+            other = other[~(times[other] < held.identity_at[rows[other]] - _SCRAPE_SECONDS)]
         expected = held.candidate[rows[other]] == identities[other]
         waiting = other[expected]
         _newest(held.candidate_at, rows[waiting], times[waiting])
         for index in other[~expected].tolist():
-            row = int(rows[index])
-            if held.candidate[row] == identities[index] or held.candidate_at[row] > times[index]:
+            row, identity, at = int(rows[index]), int(identities[index]), float(times[index])
+            if held.candidate[row] == identity:
                 continue
-            held.seen[row] = read(index)
-            held.candidate[row], held.candidate_at[row], held.candidate_arrived_at[row] = identities[index], times[index], now
+            sharers = held.sharers.get(row, {})
+            if identity in sharers:
+                sharers[identity].at = max(sharers[identity].at, at)
+            elif row in held.seen and at - held.candidate_at[row] <= _SCRAPE_SECONDS:
+                if at >= held.candidate_at[row] - _SCRAPE_SECONDS and len(sharers) < MAX_SHARERS:
+                    held.sharers.setdefault(row, {})[identity] = _Sharer(read(index), at, now)
+            else:
+                held.seen[row] = read(index)
+                held.candidate[row], held.candidate_at[row], held.candidate_arrived_at[row] = identity, at, now
+                held.several[row] = True
 
     def note_unknown(self, seen: SeriesSeen) -> None:
         """A GPU that the inventory does not hold: told once per identity."""
@@ -135,23 +178,81 @@ class Sightings:
         """At most `limit` sightings for the inventory, in no order: new and changed identities, and workloads that ended (an empty `pod`)."""
         for held in (self._gpus, self._slices):
             self._settle(held, now, limit)
+            self._settle_sharers(held, now)
         self._end_workloads()
+        for held in (self._gpus, self._slices):
+            self._tell_sharers(held)
+        while limit < len(self._queue) and _place(self._queue[limit]) == _place(self._queue[limit - 1]):
+            limit += 1  # those that share a place are told together
         batch, self._queue = self._queue[:limit], self._queue[limit:]
         return batch
 
     def _settle(self, held: _Rows, now: float, limit: int) -> None:
         for row, seen in list(islice(held.seen.items(), limit)):
             at, known_at = float(held.candidate_at[row]), float(held.identity_at[row])
-            if at <= known_at:  # the old identity came again with that scrape: several share the place, or the word is old
-                pass
-            elif np.isnan(known_at) or now - held.candidate_arrived_at[row] >= _ARRIVAL_SECONDS:
+            arrived_at = float(held.candidate_arrived_at[row])
+            if not np.isnan(known_at) and now - arrived_at < _ARRIVAL_SECONDS:
+                continue
+            if abs(at - known_at) <= _SCRAPE_SECONDS:  # both came with that scrape
+                held.sharers.setdefault(row, {})[int(held.candidate[row])] = _Sharer(seen, at, arrived_at)
+            elif not at < known_at:
                 held.identity[row], held.identity_at[row] = held.candidate[row], at
                 held.busy[row] = bool(seen.pod)
-                self._queue.append(seen)
-            else:
-                continue
+                if row in held.sharers:
+                    held.own[row] = seen
+                    held.untold.add(row)
+                else:
+                    held.own.pop(row, None)
+                    self._queue.append(seen)
             del held.seen[row]
             held.candidate[row] = 0
+            held.several[row] = row in held.sharers
+
+    def _settle_sharers(self, held: _Rows, now: float) -> None:
+        """Who shares a place came with its last scrapes; who no longer comes has left it."""
+        for row, sharers in list(held.sharers.items()):
+            newest = max([float(held.identity_at[row]), *(sharer.at for sharer in sharers.values())])
+            if newest - held.identity_at[row] > self._silent_after:
+                first = max(sharers, key=lambda identity: sharers[identity].at)
+                heir = sharers.pop(first)
+                held.identity[row], held.identity_at[row], held.own[row] = first, heir.at, heir.seen
+                held.busy[row] = bool(heir.seen.pod)
+                held.untold.add(row)
+            for identity, sharer in list(sharers.items()):
+                if newest - sharer.at > (self._silent_after if sharer.joined else _SCRAPE_SECONDS):
+                    del sharers[identity]
+                    if sharer.joined:
+                        held.untold.add(row)
+                elif not sharer.joined and now - sharer.arrived_at >= _ARRIVAL_SECONDS:
+                    sharer.joined = True
+                    held.busy[row] |= bool(sharer.seen.pod)
+                    held.untold.add(row)
+            if not sharers and row not in held.untold:
+                self._alone(held, row)
+
+    def _tell_sharers(self, held: _Rows) -> None:
+        """All that run at each place whose set changed."""
+        for row in list(held.untold):
+            own, sharers = held.own.get(row), held.sharers.get(row, {})
+            if own is None or not all(sharer.joined for sharer in sharers.values()):
+                continue  # the next scrape says it again
+            held.untold.discard(row)
+            at = max([float(held.identity_at[row]), *(sharer.at for sharer in sharers.values())])
+            members = [own, *(sharer.seen for sharer in sharers.values())]
+            running = {(one.namespace, one.pod, one.container): one for one in members if one.pod}
+            alone = "mig" if held is self._slices else "whole"
+            told = list(running.values()) or members[:1]
+            sharing = next((one.sharing for one in told if one.sharing), "time_sliced" if len(told) > 1 else alone)
+            self._queue += [replace(one, at=at, sharing=one.sharing or sharing) for one in told]
+            held.busy[row] = bool(running)
+            if not sharers:
+                self._alone(held, row)
+
+    @staticmethod
+    def _alone(held: _Rows, row: int) -> None:
+        held.sharers.pop(row, None)
+        held.own.pop(row, None)
+        held.several[row] = row in held.seen
 
     def _end_workloads(self) -> None:
         state = self._state
@@ -169,6 +270,9 @@ class Sightings:
     def _end(self, held: _Rows, row: int, gpu_row: int, instance: int | None) -> None:
         """The GPU reports, this place of it does not: its workload is over (and with it, perhaps, the slice: that is the agent's to say)."""
         state = self._state
+        shared = held.sharers.pop(row, None) is not None
+        held.own.pop(row, None)
+        held.untold.discard(row)
         held.busy[row] = False
         held.identity[row] = 0
         self._queue.append(
@@ -186,8 +290,13 @@ class Sightings:
                 pod="",
                 container="",
                 at=float(state.gpu_sampled_at[gpu_row]),
+                sharing="" if not shared else "mig" if held is self._slices else "whole",
             )
         )
+
+
+def _place(seen: SeriesSeen) -> tuple[str, int | None]:
+    return seen.gpu_uuid, seen.gpu_instance_id
 
 
 def _newest(target: Floats, rows: NDArray[np.int64], times: Floats) -> None:

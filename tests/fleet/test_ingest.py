@@ -219,15 +219,6 @@ class TestWorkloads:
         self.pods(ingest, T0 + 3)
         assert self.pods(ingest, T0 + 600) == []
 
-    def test_pods_that_share_a_gpu_do_not_take_turns(self, ingest: Ingest) -> None:
-        push(ingest, [power(300, exported_pod="a")])
-        assert self.pods(ingest, T0 + 3) == [(None, "a")]
-        for n in range(1, 5):
-            at = T0 + 10 * n
-            push(ingest, [power(300, at, exported_pod="b")], now=at)
-            push(ingest, [power(300, at, exported_pod="a")], now=at + 0.5)
-            assert self.pods(ingest, at + 5) == []
-
     def test_what_the_inventory_could_not_take_comes_again(self, ingest: Ingest) -> None:
         push(ingest, [power(300, exported_pod="a")])
         batch = ingest.sightings.take(now=T0 + 3, limit=100)

@@ -245,7 +245,7 @@ def test_workloads_start_move_and_end_with_what_telemetry_names() -> None:
     assert list(rows) == [("p1", T0, T0 + MINUTE), ("p2", T0 + MINUTE, T0 + 2 * MINUTE)]
 
 
-def test_workloads_that_share_a_gpu_are_ended_by_the_agent_alone() -> None:
+def test_an_exporter_that_names_one_of_several_workloads_ends_none() -> None:
     gpu = make_gpu()
     pods = [WorkloadFacts(gpu.uuid, None, "a", f"p{number}", "c", Sharing.TIME_SLICED) for number in range(3)]
     reconcile_agent_report(gpu.node_id, report(T0, gpu_facts(gpu.uuid), workloads=pods), T0)
@@ -254,6 +254,23 @@ def test_workloads_that_share_a_gpu_are_ended_by_the_agent_alone() -> None:
     assert Workload.objects.running().filter(sharing="time_sliced").count() == 3
     reconcile_agent_report(gpu.node_id, report(T0 + 2 * MINUTE, gpu_facts(gpu.uuid), workloads=pods[:1]), T0 + 2 * MINUTE)
     assert list(Workload.objects.running().values_list("pod", flat=True)) == ["p0"]
+
+
+def test_workloads_that_telemetry_names_all_of_come_and_go() -> None:
+    gpu = make_gpu()
+    told = {"site_code": gpu.node.site.code, "node_host": gpu.node.host_name, "namespace": "a", "container": "c"}
+
+    def running(at: int, pods: str, sharing: str) -> list[tuple[str, str]]:
+        now = T0 + at * MINUTE
+        reconcile_telemetry([series(gpu.uuid, now, pod=pod, sharing=sharing, **told) for pod in pods.split(",")], now)
+        return list(Workload.objects.running().order_by("pod").values_list("pod", "sharing"))
+
+    assert running(0, "p1", "") == [("p1", "whole")]
+    assert running(1, "p1,p2,p3", "time_sliced") == [("p1", "time_sliced"), ("p2", "time_sliced"), ("p3", "time_sliced")]
+    assert running(2, "p2,p3", "time_sliced") == [("p2", "time_sliced"), ("p3", "time_sliced")]
+    assert running(3, "p3", "whole") == [("p3", "whole")]
+    assert running(4, "p4,p5", "mps") == [("p4", "mps"), ("p5", "mps")]
+    assert running(5, "", "whole") == []
 
 
 def test_a_workload_ends_with_its_slice() -> None:

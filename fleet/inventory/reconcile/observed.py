@@ -82,6 +82,7 @@ class Observed:
     complete_slices: dict[str, datetime] = field(default_factory=dict)
     complete_workload_nodes: dict[int, datetime] = field(default_factory=dict)
     complete_workloads: dict[tuple[str, int | None], datetime] = field(default_factory=dict)
+    all_sharers: set[tuple[str, int | None]] = field(default_factory=set)  # of these places, the workloads that share it are all named
 
 
 @dataclass

@@ -16,7 +16,7 @@ def reconcile_workloads(seen: Observed, gpus: dict[str, Gpu], slices: dict[tuple
     """Start and end workloads. `gpus` are those that the source saw, `on_nodes` all GPUs of nodes whose list of workloads is complete.
 
     A source that names a place's workload (or says that it has none) ends the others there; those that share a GPU by MPS or
-    time-slicing are ended only by a complete list, since telemetry names one of them at best.
+    time-slicing are ended only by a source that names all of them, since an exporter may name just one.
     """
     result = Reconciled()
     known = {**on_nodes, **gpus}
@@ -90,8 +90,9 @@ def _ended(
     for row in held:
         uuid = uuid_of[row.gpu_id]
         at = node_lists.get(uuid)
-        if at is None and not (seen.source == Source.TELEMETRY and row.sharing in _SHARED):
-            at = places.get((uuid, row.slice.gpu_instance_id if row.slice is not None else None))
+        place = (uuid, row.slice.gpu_instance_id if row.slice is not None else None)
+        if at is None and not (seen.source == Source.TELEMETRY and row.sharing in _SHARED and place not in seen.all_sharers):
+            at = places.get(place)
         if at is None or row.pk in kept or row.started_at > at:
             continue
         row.ended_at = at

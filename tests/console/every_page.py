@@ -9,6 +9,7 @@ from django.test import Client
 
 from console.models import User
 from fleet import jobs
+from fleet.control import audit
 from fleet.job_kinds import runner_of
 from fleet.models import AgentIdentity, DataQuality, InventoryImport, Job, KeyChangeRequest, MaintenanceWindow, Policy, Sender, Site, XidEvent
 from script.benchmarks.fleet_rows import fill_fleet
@@ -34,11 +35,21 @@ def fill(administrator: User, *, now: datetime) -> list[str]:
     sender = Sender.objects.create(name="prom-1", token_hash="x")
     sender.regions.set([site.region])
     DataQuality.objects.create(site=site, sender=sender, reason="out_of_range", count=4, first_at=now, last_at=now, example='DCGM_FI_DEV_GPU_TEMP{gpu="0"} 511')
+    act = audit.record(
+        actor="adam",
+        action="maintenance.extend",
+        now=now,
+        kind="site",
+        key=site.code,
+        reason="slower than planned",
+        before={"ends_at": "10:00"},
+        after={"ends_at": "11:00"},
+    )
     reviewed, unmapped = _imports(signed_in(administrator), site.region.slug, now)
     return [
         "/", "/map", "/wall/all", "/sites?page_size=10", "/sites?state=down&q=a", "/sites?state=nonsense", "/nodes?page_size=10", "/gpus?page_size=10", "/regions",
         f"/sites/{site.code}", f"/nodes/{node.pk}", f"/gpus/{phy.uuid}", f"/gpus/{split.uuid}", f"/gpus/{whole.uuid}", f"/regions/{site.region.slug}",
-        "/search?q=maryvale", "/jobs", f"/jobs/{reviewed.pk}", "/imports/new", f"/imports/{reviewed.pk}", f"/imports/{reviewed.pk}?outcome=error",
+        "/search?q=maryvale", "/audit", f"/audit/{act.pk}", "/jobs", f"/jobs/{reviewed.pk}", "/imports/new", f"/imports/{reviewed.pk}", f"/imports/{reviewed.pk}?outcome=error",
         f"/imports/{unmapped.pk}/columns", "/settings/agents", "/settings/senders", "/settings/users", f"/settings/users/{administrator.pk}",
         "/settings/tenants", "/settings/tenants/acme", "/settings/tokens",
     ]  # fmt: skip

@@ -104,6 +104,7 @@ def test_the_clock_range_with_undo(chromium: Browser, administrator: User, fleet
     settings.SIGNING_KEY_FILE = str(tmp_path / "signing.pem")
     Policy.objects.all().delete()
     gpu = Gpu.objects.filter(mig_enabled=False).order_by("pk")[0]
+    Node.objects.filter(pk=gpu.node_id).update(role=Node.Role.INFERENCE)  # on a DU node it would need an approval
     with opened(chromium, signed_in(administrator)) as page:
         settled(page, f"/gpus/{gpu.uuid}")
         page.keyboard.press("c")
@@ -123,6 +124,18 @@ def test_the_clock_range_with_undo(chromium: Browser, administrator: User, fleet
         page.wait_for_selector(".toast >> text=Withdrawn")
         policy.refresh_from_db()
         assert policy.withdrawn_at is not None
+
+
+def test_maintenance_is_planned_by_one_letter(chromium: Browser, administrator: User, fleet: list[str]) -> None:  # noqa: F811
+    site = Site.objects.order_by("pk")[1]
+    with opened(chromium, signed_in(administrator)) as page:
+        settled(page, f"/sites/{site.code}")
+        page.keyboard.press("m")
+        assert page.evaluate("document.activeElement.name") == "starts_at"
+        page.keyboard.press("m")
+        assert page.locator("dialog[open]").count() == 1, "inside the dialog it is a letter"
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.dataset.openDialog") == "maintenance-dialog", "focus is back"
 
 
 @pytest.mark.parametrize("where", ["site", "sites", "overview"])

@@ -192,6 +192,64 @@ def test_map_and_its_list_show_the_same(browser: Browser, live_server: Any, flee
     page.context.close()
 
 
+def test_marks_of_the_map_lie_apart(browser: Browser, live_server: Any, fleet: list[Site], published: Any) -> None:
+    wrong: list[str] = []
+    published({site.pk: (OK, DEGRADED, DOWN)[n % 3] for n, site in enumerate(fleet)})
+    page = open_page(browser, live_server, "/map", wrong)
+    page.wait_for_function("() => document.querySelector('[data-filter=down] .count')?.textContent === '10'")
+    for key in ("0", "-", "-", "+", "+", "+", "+"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(50)
+        overlaps, sites = page.evaluate("""() => {
+          const { clusters } = document.getElementById("map-canvas").map.view;
+          const touch = (a, b) => a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;
+          return [clusters.filter((one, i) => clusters.slice(i + 1).some((other) => touch(one.box, other.box))).length, clusters.reduce((n, one) => n + one.rows.length, 0)];
+        }""")
+        assert overlaps == 0
+        assert sites <= len(fleet)
+    assert wrong == []
+    page.context.close()
+
+
+def test_a_small_fleet_fills_the_wall(browser: Browser, live_server: Any, published: Any) -> None:
+    sites = [make_site(f"A{n:02d}-{k}", region=make_region(f"r-{n}-{k}", area=make_area(f"area-of-{n}"))) for n in range(8) for k in range(2)]
+    published({site.pk: OK for site in sites})
+    page = open_page(browser, live_server, "/wall/all", [])
+    page.wait_for_function("() => document.getElementById('grid')?.wall?.grid.cell > 0")
+    assert page.evaluate("() => document.getElementById('grid').wall.grid.cell") >= 24, "areas stand side by side"
+    page.context.close()
+
+
+def test_without_contact_all_is_grey_and_nothing_is_sent(browser: Browser, live_server: Any, fleet: list[Site]) -> None:
+    page = open_page(browser, live_server, "/", [])
+    page.wait_for_selector("#live-state[data-state=polling]")
+    page.context.set_offline(True)
+    page.wait_for_selector("html[data-disconnected]", state="attached", timeout=10_000)
+    assert "No contact with the console" in page.inner_text("#banners")
+    grey = page.evaluate("() => getComputedStyle(document.documentElement).getPropertyValue('--text-3').trim()")
+    shown = page.evaluate("() => getComputedStyle(document.querySelector('.health-tiles b')).color")
+    assert shown == f"rgb({int(grey[1:3], 16)}, {int(grey[3:5], 16)}, {int(grey[5:7], 16)})"
+    page.click("[aria-label='Sign out']")
+    page.wait_for_selector(".toast.error >> text=The console does not answer")
+    assert page.url == f"{live_server.url}/"
+    page.context.close()
+
+
+def test_a_row_whose_state_changed_no_longer_gives_the_old_reason(browser: Browser, live_server: Any, fleet: list[Site], published: Any) -> None:
+    SiteHealth.objects.bulk_create([SiteHealth(site=site, state="down", since=T0, why="Lost in a flood.", last_contact_at=T0) for site in fleet])
+    published({site.pk: DOWN for site in fleet})
+    page = open_page(browser, live_server, "/sites", [])
+    page.wait_for_selector("#live-state[data-state=polling]")
+    assert page.locator("#list tbody >> text=Lost in a flood.").count() == len(fleet)
+    published({site.pk: DOWN for site in fleet} | {fleet[3].pk: OK})
+    row = page.locator(f"#list tr:has([data-field='{fleet[3].pk}:state'])")
+    row.locator("text=OK").wait_for(timeout=8000)
+    assert "Lost in a flood." not in row.inner_text()
+    assert page.locator("#list tbody >> text=Lost in a flood.").count() == len(fleet) - 1
+    assert page.inner_text("#list-changes span") == "1 changes"
+    page.context.close()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (360, "light")])
 def test_overview_follows_what_happens(browser: Browser, live_server: Any, fleet: list[Site], width: int, scheme: str) -> None:
     wrong: list[str] = []

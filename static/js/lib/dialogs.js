@@ -10,5 +10,12 @@ document.addEventListener("click", (event) => {
   if (event.target.closest("[data-close]")) event.target.closest("dialog")?.close();
   if (event.target.matches("dialog") && event.target.open) event.target.close(); // the backdrop
 });
-for (const opener of document.querySelectorAll("[data-open-dialog][data-opens-on]")) onKey(opener.dataset.opensOn, () => { document.querySelector(`[data-opens-on="${CSS.escape(opener.dataset.opensOn)}"]`)?.click(); });
+for (const opener of document.querySelectorAll("[data-open-dialog][data-opens-on]")) {
+  const letter = opener.dataset.opensOn;
+  onKey(letter, () => {
+    const button = document.querySelector(`[data-opens-on="${CSS.escape(letter)}"]`); // the page may have been renewed since
+    button?.focus();
+    button?.click();
+  });
+}
 for (const dialog of document.querySelectorAll("dialog[data-show]")) dialog.showModal();

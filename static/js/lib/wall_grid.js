@@ -5,6 +5,7 @@ import { drawCell } from "./marks.js";
 const HEAD = 36, GAP = 14, GROUP_HEAD = 22; // CSS pixels
 const NARROWEST = 84; // of a block, CSS pixels: its title has to be read
 const LARGEST = 40, ZOOM_STEP = 1.35, LARGEST_ZOOM = 12;
+const WEIGHT = [0, 0.2, Infinity, 0.8, 0.05]; // of a site in each state
 const REGION_BLOCKS = 48; // up to this many regions each is a block of its own; beyond, an area is
 
 export class WallGrid {
@@ -241,13 +242,13 @@ export class WallGrid {
     }
   }
 
-  // "3,420 sites · 139 unknown": as many of the exceptions as fit, the gravest first; in a narrow block the number alone leads.
+  // "3,420 sites · 139 unknown": as many of the exceptions as fit: what is down, then what weighs most; in a narrow block the number alone leads.
   #line(block, summary, width) {
     const whole = this.words.sites(block.rows.length);
     if (!summary) return whole;
     const counts = [0, 0, 0, 0, 0];
     for (const r of block.regions) summary.regions[r].counts.forEach((n, i) => { counts[i] += n; });
-    const exceptions = [2, 3, 1, 4].filter((state) => counts[state]).map((state) => this.words.state(state, counts[state]));
+    const exceptions = [2, 3, 1, 4].filter((state) => counts[state]).sort((a, b) => counts[b] * WEIGHT[b] - counts[a] * WEIGHT[a]).map((state) => this.words.state(state, counts[state]));
     if (!exceptions.length) return whole;
     const fits = (text) => this.g.measureText(text).width <= width;
     let text = fits(`${whole} · ${exceptions[0]}`) ? whole : this.words.number(block.rows.length);

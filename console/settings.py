@@ -177,6 +177,8 @@ SESSION_ENGINE = "console.session_store"
 # MASTHEAD_SESSION_SECONDS: how long a sign-in of the NOC lasts without an act; MASTHEAD_TENANT_SESSION_SECONDS: the same for everybody else;
 # MASTHEAD_SESSION_ABSOLUTE_SECONDS: when it ends at the latest.
 SESSION_COOKIE_AGE = env_int("MASTHEAD_SESSION_SECONDS", 12 * 3600, minimum=300)
+# MASTHEAD_FRESH_SIGN_IN_SECONDS: how old a sign-in may be for an act of class 3 or 4.
+FRESH_SIGN_IN_SECONDS = env_int("MASTHEAD_FRESH_SIGN_IN_SECONDS", 600, minimum=30)
 TENANT_SESSION_SECONDS = env_int("MASTHEAD_TENANT_SESSION_SECONDS", 30 * 60, minimum=300)
 SESSION_ABSOLUTE_SECONDS = env_int("MASTHEAD_SESSION_ABSOLUTE_SECONDS", 24 * 3600, minimum=300)
 SESSION_COOKIE_HTTPONLY = True
@@ -247,6 +249,10 @@ SPECTACULAR_SETTINGS = {
         "SourceEnum": "fleet.models.Source",
         "SiteKindEnum": "fleet.models.Site.Kind",
         "RegionKindEnum": "fleet.models.Region.Kind",
+        "CommandStateEnum": "fleet.models.Command.State",
+        "CommandTargetStateEnum": "fleet.models.CommandTarget.State",
+        "SwitchKindEnum": "fleet.models.Switch.Kind",
+        "SwitchAnswerStateEnum": "fleet.models.SwitchAnswer.State",
     },
     "DESCRIPTION": "Everything that the pages can do. Errors are RFC 9457 problem+json; lists are keyset pages; writes of inventory need If-Match.",
     "SWAGGER_UI_DIST": "SIDECAR",

@@ -8,6 +8,7 @@ from console.api import (
     about,
     agents,
     audit,
+    commands,
     controls,
     docs,
     exports,
@@ -24,6 +25,7 @@ from console.api import (
     search,
     senders,
     service_discovery,
+    switches,
 )
 
 router = SimpleRouter(use_regex_path=True)
@@ -53,6 +55,8 @@ router.register("imports", imports.ImportViewSet, basename="api-import")
 router.register("views", saved_views.SavedViewViewSet, basename="api-view")
 router.register("sessions", profile.SessionViewSet, basename="api-session")
 router.register("audit", audit.AuditViewSet, basename="api-audit")
+router.register("commands", commands.CommandViewSet, basename="api-command")
+router.register("switches", switches.SwitchViewSet, basename="api-switch")
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/about", about.AboutView.as_view(), name="api-about"),
@@ -67,6 +71,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/imports/<uuid:job>/rows/", imports.ImportRowViewSet.as_view({"get": "list"}), name="api-import-rows"),
     path("v1/audit/export/", audit.AuditExport.as_view({"get": "export"}), name="api-audit-export"),
     path("v1/audit/verification/", audit.AuditVerificationView.as_view(), name="api-audit-verification"),
+    path("v1/command-kinds/", commands.CommandKindView.as_view(), name="api-command-kinds"),
+    path("v1/commands/<uuid:command>/targets/", commands.CommandTargetViewSet.as_view({"get": "list"}), name="api-command-targets"),
+    path("v1/switches/<uuid:switch>/answers/", switches.SwitchAnswerViewSet.as_view({"get": "list"}), name="api-switch-answers"),
     path("v1/search", search.SearchView.as_view(), name="api-search"),
     path("v1/profile", profile.ProfileView.as_view(), name="api-profile"),
     path("v1/profile/password", profile.OwnPasswordView.as_view(), name="api-profile-password"),

@@ -1,6 +1,7 @@
 """What tests of the API share: a call with a session or a token, and the body read as strict JSON."""
 
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -12,11 +13,13 @@ from console.models import User
 from console.tokens import issue_token
 
 
-def call(user: User | None, method: str, path: str, body: Any = None, *, scopes: Any = None, **headers: str) -> Any:
-    """With a token of these scopes when they are given, else with the session. `body` is JSON, or raw when it is text or bytes."""
+def call(user: User | None, method: str, path: str, body: Any = None, *, scopes: Any = None, fresh: bool = False, **headers: str) -> Any:
+    """With a token of these scopes when they are given, else with the session (`fresh`: just signed in). `body` is JSON, or raw when it is text or bytes."""
     client = Client()
     if user and scopes is None:
         client.force_login(user)
+        if fresh:
+            freshen(client, user)
     elif user:
         now = timezone.now()
         _, secret = issue_token(user=user, name="t", scopes=scopes or [], expires_at=now + timedelta(days=1), now=now)
@@ -28,3 +31,11 @@ def call(user: User | None, method: str, path: str, body: Any = None, *, scopes:
 def strict(answer: Any) -> Any:
     """The body, read as strict JSON."""
     return json.loads(answer.content, parse_constant=lambda word: pytest.fail(f"{word} in the body"))
+
+
+def freshen(client: Client, user: User) -> None:
+    """As after a sign-in by its form: the session remembers when the password was given."""
+    session = client.session
+    session["account_authentication_methods"] = [{"method": "password", "at": time.time()}]
+    session["account_authentication_methods_user"] = str(user.pk)
+    session.save()

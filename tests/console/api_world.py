@@ -12,6 +12,8 @@ from fleet import jobs
 from fleet.health.maintenance import create_window, find_scope
 from fleet.models import (
     AuditEntry,
+    Command,
+    CommandTarget,
     DataQuality,
     Disagreement,
     Finding,
@@ -20,6 +22,7 @@ from fleet.models import (
     KeyChangeRequest,
     Policy,
     Sender,
+    Switch,
     Workload,
     XidEvent,
 )
@@ -55,6 +58,14 @@ def make_world() -> Keys:
     policy = Policy.objects.create(control="clock_range", **asked)
     change = KeyChangeRequest.objects.create(node=node, public_key=b"k" * 32, requested_at=T0)
     entry = AuditEntry.objects.create(at=T0, actor="lena", action="site.note", kind="site", object_key="N-1")
+    command = Command.objects.create(
+        kind="drain", reason="r", risk=1, state="done", preview={"plan": [[node.pk, ""]]}, preview_hash="0" * 64, waves=[1], failure_share=0.2,
+        not_after=now + timedelta(hours=1), created_by=lead, created_at=now,
+    )  # fmt: skip
+    CommandTarget.objects.create(command=command, node=node, wave=0, state="done")
+    switch = Switch.objects.create(
+        kind="kill", scope_kind="region", scope_key="north", reason="r", armed_by=lead, armed_at=now, body=b"x", signature=b"x" * 64, key_id="k"
+    )
     view = SavedView.objects.create(owner=lead, page="sites", slug="v", name="V")
     member = Membership.objects.create(user=lead, tenant=amber, role="member")
     mapping = NamespaceMapping.objects.create(tenant=amber, namespace="ns", site=site)
@@ -72,6 +83,8 @@ def make_world() -> Keys:
         "controls": {"pk": policy.pk},
         "key-changes": {"pk": change.pk},
         "maintenance": {"pk": window.pk},
+        "commands": {"pk": command.pk, "command": command.pk},
+        "switches": {"pk": switch.pk, "switch": switch.pk},
         "users": {"pk": lead.pk},
         "role-grants": {"pk": RoleGrant.objects.get(user=lead).pk},
         "tenants": {"key": "amber"},

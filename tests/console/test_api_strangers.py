@@ -20,7 +20,17 @@ pytestmark = pytest.mark.django_db
 # Plain views with rules of their own, tested where they live.
 ELSEWHERE = {"api-schema", "api-docs", "api-service-discovery", None}
 # Everybody has these for itself.
-OWN = {"api-about", "api-search", "api-profile", "api-profile-password", "api-session-list", "api-sessions-revoke-others", "api-token-list", "api-view-list"}
+OWN = {
+    "api-about",
+    "api-command-kinds",
+    "api-search",
+    "api-profile",
+    "api-profile-password",
+    "api-session-list",
+    "api-sessions-revoke-others",
+    "api-token-list",
+    "api-view-list",
+}
 # Lists that a stranger may read, and finds empty; the other lists refuse it by naming the right.
 REFUSED = {403, 404}
 
@@ -146,7 +156,7 @@ def test_a_foreign_object_reads_like_one_that_is_missing(keys: Keys) -> None:
 def _other(name: str, value: Any) -> Any:
     if name == "panel":
         return value
-    if name in {"pk", "job"}:
+    if name in {"pk", "job", "command", "switch"}:
         return 999_999_999 if isinstance(value, int) else "00000000-0000-4000-8000-000000000000"
     return "nowhere"
 

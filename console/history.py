@@ -48,8 +48,19 @@ def read_before(text: str) -> datetime | None:
     return found
 
 
+@dataclass(frozen=True)
+class HistoryPage:
+    entries: list[HistoryEntry]
+    older: datetime | None  # where to go on; None where there is nothing older
+
+
 def history_of(row: Model, *, kind: str = "", key: str = "", before: datetime | None = None, limit: int = LIMIT) -> list[HistoryEntry]:
     """The newest `limit` entries of a tracked row, and of the audit when `kind` and `key` name the object; only those before that time. Newest first."""
+    return history_page(row, kind=kind, key=key, before=before, limit=limit).entries
+
+
+def history_page(row: Model, *, kind: str = "", key: str = "", before: datetime | None = None, limit: int = LIMIT) -> HistoryPage:
+    """As `history_of`, with where it goes on. Three statements, four with the audit."""
     versions = row.events.select_related("pgh_context").order_by("-pgh_id")  # type: ignore[attr-defined]
     events = list((versions.filter(pgh_created_at__lt=before) if before else versions)[: limit + 1])
     names = _user_names(events)
@@ -66,9 +77,12 @@ def history_of(row: Model, *, kind: str = "", key: str = "", before: datetime | 
         for event, previous in zip(events[:limit], [*events[1:], None], strict=False)
     ]
     entries = [entry for entry in entries if entry.changes or entry.what != "changed"]
+    reached = events[limit - 1].pgh_created_at if len(events) > limit else None  # versions before it were not looked at
     if kind:
         audited = AuditEntry.objects.filter(kind=kind, object_key=key).order_by("-at")
-        acts = (audited.filter(at__lt=before) if before else audited)[:limit]
+        acts = list((audited.filter(at__lt=before) if before else audited)[: limit + 1])
+        if len(acts) > limit:
+            reached = max(acts[limit - 1].at, reached or acts[limit - 1].at)
         entries += [
             HistoryEntry(
                 at=act.at,
@@ -79,8 +93,11 @@ def history_of(row: Model, *, kind: str = "", key: str = "", before: datetime | 
             )
             for act in acts
         ]
+        entries = [entry for entry in entries if reached is None or entry.at >= reached]
         entries.sort(key=lambda entry: entry.at, reverse=True)
-    return entries[:limit]
+    if len(entries) > limit:
+        reached = entries[limit - 1].at
+    return HistoryPage(entries[:limit], reached)
 
 
 def history_context(request: HttpRequest, row: Model, *, kind: str, key: str) -> dict[str, Any]:
@@ -89,7 +106,8 @@ def history_context(request: HttpRequest, row: Model, *, kind: str, key: str) ->
         before = read_before(request.GET.get("history_before", ""))
     except ValueError as error:
         raise BadRequest from error
-    return {"history": history_of(row, kind=kind, key=key, before=before), "history_before": before, "history_limit": LIMIT}
+    page = history_page(row, kind=kind, key=key, before=before)
+    return {"history": page.entries, "history_before": before, "history_older": page.older}
 
 
 def _user_names(events: Iterable[Any]) -> dict[int, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from agent import VERSION
 from agent.backends.base import Backend, BackendError
+from agent.backends.cluster import Cluster, ClusterError
 from agent.config import Config, ConfigError, Enrolment, check_gateway_url, load_config, tls_context
 from agent.enrol import EnrolError, WaitsForOperator, enrol
 from agent.journal import Journal, JournalError
@@ -25,19 +26,31 @@ from agent.protocol import Bundle, ProtocolError
 
 DEFAULT_CONFIG = Path("/etc/masthead-agent.toml")
 EXIT_WAITS = 3
+# The admission door answers within 2 ms while other threads of the agent compute: none may keep the interpreter from it for longer than this.
+SWITCH_SECONDS = 0.0005
+
+
+def _open(table: str, kind: str, options: dict[str, str]) -> Any:
+    """What the file of `agent/backends` opens that a table of the configuration names."""
+    try:
+        module: Any = importlib.import_module(f"agent.backends.{kind}") if kind.isidentifier() else None
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{table}.kind: {kind!r} cannot be loaded: {error}. For NVML install masthead-agent[nvml], for Kubernetes [kubernetes]") from error
+    opener = getattr(module, f"open_{table}", None)
+    if opener is None:
+        raise ConfigError(f"{table}.kind: {kind!r} is not a {table}")
+    return opener(options)
 
 
 def open_backend(config: Config) -> Backend:
-    """The backend that the configuration names: a file of `agent/backends`."""
-    kind = config.backend_kind
-    if not kind.isidentifier() or kind in ("base", "__init__"):
-        raise ConfigError(f"backend.kind: {kind!r} is not a backend")
-    try:
-        module: Any = importlib.import_module(f"agent.backends.{kind}")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"backend.kind: {kind!r} cannot be loaded: {error}. For NVML install masthead-agent[nvml]") from error
-    backend: Backend = module.open_backend(config.backend_options)
-    return backend
+    found: Backend = _open("backend", config.backend_kind, config.backend_options)
+    return found
+
+
+def open_cluster(config: Config) -> Cluster | None:
+    """None: the configuration has no `[cluster]`."""
+    found: Cluster | None = _open("cluster", config.cluster_kind, config.cluster_options) if config.cluster_kind else None
+    return found
 
 
 def run_enrol(config: Config, bundle_text: str) -> int:
@@ -57,7 +70,8 @@ def run_enrol(config: Config, bundle_text: str) -> int:
 async def run_agent(config: Config) -> None:
     enrolment = Enrolment.load(config.enrolment_file)
     check_gateway_url(enrolment.gateway_url, allow_plain_http=config.allow_plain_http)
-    backend = open_backend(config)
+    backend, cluster = open_backend(config), open_cluster(config)
+    sys.setswitchinterval(SWITCH_SECONDS)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardware") as pool, ThreadPoolExecutor(max_workers=1, thread_name_prefix="urgent") as urgent:
         agent = NodeAgent(
             enrolment=enrolment,
@@ -68,7 +82,8 @@ async def run_agent(config: Config) -> None:
             tls=tls_context(enrolment.gateway_url, config.ca_file),
             converge_seconds=config.converge_seconds,
             inspect_seconds=config.inspect_seconds,
-            local=open_local(config, enrolment, backend=backend, cluster=None, urgent=urgent),
+            local=open_local(config, enrolment, backend=backend, cluster=cluster, urgent=urgent),
+            cluster=cluster,
         )
         task = asyncio.create_task(agent.run())
         loop = asyncio.get_running_loop()
@@ -125,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
             asyncio.run(run_agent(config))
         else:
             show_status(config)
-    except (BackendError, ConfigError, JournalError, KeyFileError, EnrolError, ProtocolError) as error:
+    except (BackendError, ClusterError, ConfigError, JournalError, KeyFileError, EnrolError, ProtocolError) as error:
         print(f"masthead-agent: {error}", file=sys.stderr)
         return 1
     return 0

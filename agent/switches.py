@@ -32,6 +32,8 @@ class Outcome:
 
 
 class Switches:
+    """`accept` may run beside everything else: what is held is replaced whole, never changed."""
+
     def __init__(self, store: Store, *, node_id: int, trusted_keys: tuple[bytes, ...]) -> None:
         self._store = store
         self._node = str(node_id)
@@ -59,20 +61,18 @@ class Switches:
                 " ON CONFLICT (switch) DO UPDATE SET version = excluded.version, body = excluded.body, accepted_at = excluded.accepted_at, state = ''",
                 (switch.switch, switch.version, signed.body, now),
             )
-            self._held[switch.switch] = switch
+            self._held = {**self._held, switch.switch: switch}
             self._forget_oldest()
         return None
 
     def _forget_oldest(self) -> None:
         """Released ones are kept so that a replayed older version stays refused; beyond a bound the oldest are forgotten."""
-        surplus = len(self._held) - MAX_SWITCHES
-        if surplus <= 0:
+        if len(self._held) <= MAX_SWITCHES:
             return
-        for (name,) in self._store.rows("SELECT switch FROM switch ORDER BY accepted_at"):
-            if surplus > 0 and not self._held[name].armed:
-                self._store.write("DELETE FROM switch WHERE switch = ?", (name,))
-                del self._held[name]
-                surplus -= 1
+        names = [name for (name,) in self._store.rows("SELECT switch FROM switch ORDER BY accepted_at") if not self._held[name].armed]
+        for name in names[: len(self._held) - MAX_SWITCHES]:
+            self._store.write("DELETE FROM switch WHERE switch = ?", (name,))
+            self._held = {other: switch for other, switch in self._held.items() if other != name}
 
     def _refusal(self, signed: SignedSwitch, detail: str, now: float) -> SwitchUpdate:
         return SwitchUpdate(
@@ -103,18 +103,22 @@ class Switches:
     def report(self, outcomes: Mapping[str, Outcome], place: Place | None, now: float) -> tuple[SwitchUpdate, ...]:
         """Where each switch stands, of those whose standing changed. `outcomes` has one for each active kill."""
         news: list[SwitchUpdate] = []
-        for name, old, stopped, remaining, detail, at in self._store.rows("SELECT switch, state, stopped, remaining, detail, at FROM switch"):
-            switch = self._held[name]
+        held = self._held
+        for name, version, old, stopped, remaining, detail, at in self._store.rows("SELECT switch, version, state, stopped, remaining, detail, at FROM switch"):
+            switch = held.get(name)
+            if switch is None or switch.version != version:
+                continue  # It came this moment.
             found = self._outcome(switch, outcomes, place, now, stopped)
             if old == SwitchState.APPLIED and found.state is SwitchState.PENDING and found.settling:
                 continue  # A pod was made anew and is being stopped: told only if it lasts.
             if (old, detail, remaining) == (found.state, found.detail, found.remaining) and (found.stopped == stopped or now - at < COUNT_REPORT_SECONDS):
                 continue
-            self._store.write(
-                "UPDATE switch SET state = ?, stopped = ?, remaining = ?, detail = ?, at = ?, sequence = ? WHERE switch = ?",
-                (found.state, found.stopped, found.remaining, found.detail[:300], now, self._next_sequence(now), name),
+            written = self._store.write(
+                "UPDATE switch SET state = ?, stopped = ?, remaining = ?, detail = ?, at = ?, sequence = ? WHERE switch = ? AND version = ?",
+                (found.state, found.stopped, found.remaining, found.detail[:300], now, self._next_sequence(now), name, version),
             )
-            news.append(self._update(name))
+            if written:
+                news.append(self._update(name))
         return tuple(news)
 
     def _outcome(self, switch: Switch, outcomes: Mapping[str, Outcome], place: Place | None, now: float, stopped: int) -> Outcome:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,7 +37,7 @@ class LocalRound:
 
 
 class LocalControl:
-    """Blocks. `step` and `cycle` may run beside each other, each of them once at a time, so that a slow cycle delays no kill. `cluster` and `usage` None: this agent cannot see pods, or what they use."""
+    """Blocks. `accept`, `step` and `cycle` may run beside each other, each once at a time, so that a slow cycle delays no kill. `cluster` and `usage` None: this agent cannot see pods, or what they use."""
 
     def __init__(
         self,
@@ -61,18 +63,21 @@ class LocalControl:
         notices = Notices(self.spool)
         self._enforcer = Enforcer(store=store, spool=self.spool, notices=notices)
         self._power = PowerKeeper(backend=backend, store=store, spool=self.spool, notices=notices)
-        self._refusals: list[SwitchUpdate] = []
+        self._gate_lock = threading.Lock()
+        self._refusals: deque[SwitchUpdate] = deque(maxlen=1000)
         self._before: Look | None = None
 
     def begin(self, desired: DesiredState | None, now: float) -> None:
         """At the agent's start, before the door opens: what was closed stays closed."""
         self._set_gate(desired, now)
 
-    def accept(self, switches: Iterable[SignedSwitch], now: float) -> None:
+    def accept(self, switches: Iterable[SignedSwitch], desired: DesiredState | None, now: float) -> None:
+        """Verify, journal, and close or open admission. May run beside `step`, so that an API server that hangs keeps no door open."""
         for signed in switches:
             refusal = self._switches.accept(signed, now)
             if refusal is not None:
                 self._refusals.append(refusal)
+        self._set_gate(desired, now)
 
     def acknowledge(self, ids: Iterable[str]) -> None:
         self.spool.acknowledge(ids)
@@ -90,14 +95,15 @@ class LocalControl:
         if tell_all:
             self.spool.forget_told()
             changed = self._switches.updates(now)
-        refusals, self._refusals = tuple(self._refusals), []
-        return LocalRound(updates=refusals + changed, events=self.spool.due(now) if connected else (), due_at=due_at)
+        refusals = [self._refusals.popleft() for _ in range(len(self._refusals))]
+        return LocalRound(updates=(*refusals, *changed), events=self.spool.due(now) if connected else (), due_at=due_at)
 
     def _set_gate(self, desired: DesiredState | None, now: float) -> tuple[Switch, ...]:
         """The door follows the switches before any pod is touched."""
-        kills = self._switches.active(SwitchKind.KILL, desired.place if desired else None, now)
-        if self.door is not None:
-            self.door.gate = Gate(desired.rules.admission if desired else None, kills)
+        with self._gate_lock:
+            kills = self._switches.active(SwitchKind.KILL, desired.place if desired else None, now)
+            if self.door is not None:
+                self.door.gate = Gate(desired.rules.admission if desired else None, kills)
         return kills
 
     def cycle(self, desired: DesiredState | None, now: float) -> float:

@@ -47,6 +47,7 @@ class LocalLoop:
         self._depths = depths
         self._clock = clock
         self._work = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._switches: deque[SignedSwitch] = deque(maxlen=MAX_UNTOLD)
         self._acks: deque[str] = deque(maxlen=10 * MAX_UNTOLD)
         self._updates: dict[str, SwitchUpdate] = {}
@@ -62,6 +63,7 @@ class LocalLoop:
             async with asyncio.TaskGroup() as tasks:
                 if self._control.door is not None:
                     tasks.create_task(self._control.door.serve())
+                tasks.create_task(self._accept_loop())
                 tasks.create_task(self._switch_loop())
                 tasks.create_task(self._cycle_loop())
         finally:
@@ -83,9 +85,10 @@ class LocalLoop:
     def received(self, message: SignedSwitch | EventAck) -> None:
         if isinstance(message, SignedSwitch):
             self._switches.append(message)
+            self._arrived.set()
         else:
             self._acks.extend(message.ids)
-        self._work.set()
+            self._work.set()
 
     def take_outgoing(self) -> list[AgentMessage]:
         messages: list[AgentMessage] = [*self._updates.values(), *self._events.values()]
@@ -95,20 +98,34 @@ class LocalLoop:
 
     # Work.
 
+    async def _accept_loop(self) -> None:
+        """In a thread that nothing else keeps busy: admission closes at once, whatever the API server does."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            switches = list(self._switches)
+            self._switches.clear()
+            try:
+                await asyncio.to_thread(self._control.accept, switches, self._desired(), self._clock())
+            except Exception:
+                # A disk that fails must not silence the node. What was not journalled comes again with the next connection.
+                log.exception("switches could not be taken")
+                self._switches.extendleft(reversed(switches))
+                await asyncio.sleep(RETRY_SECONDS)
+                self._arrived.set()
+            self._work.set()
+
     async def _switch_loop(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             self._work.clear()
-            switches, acks = list(self._switches), list(self._acks)
-            self._switches.clear()
+            acks = list(self._acks)
             self._acks.clear()
             tell_all, self._tell_all = self._tell_all, False
             try:
-                found = await loop.run_in_executor(self._urgent, self._step, switches, acks, tell_all)
+                found = await loop.run_in_executor(self._urgent, self._step, acks, tell_all)
             except Exception:
-                # A disk that fails must not silence the node. What was not journalled comes again with the next connection.
                 log.exception("a pass over the switches failed")
-                self._switches.extendleft(reversed(switches))
                 self._tell_all = self._tell_all or tell_all
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
@@ -122,12 +139,10 @@ class LocalLoop:
             except TimeoutError:
                 continue
 
-    def _step(self, switches: list[SignedSwitch], acks: list[str], tell_all: bool) -> LocalRound:
+    def _step(self, acks: list[str], tell_all: bool) -> LocalRound:
         """Runs in the pool."""
-        now = self._clock()
         self._control.acknowledge(acks)
-        self._control.accept(switches, now)
-        return self._control.step(self._desired(), now, tell_all=tell_all, connected=self._connected())
+        return self._control.step(self._desired(), self._clock(), tell_all=tell_all, connected=self._connected())
 
     async def _cycle_loop(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,5 +1,6 @@
 """A node for tests of what its agent does alone: GPUs with slices, pods that come and go, and an exporter that says what they use."""
 
+import threading
 from dataclasses import dataclass, field, replace
 
 from agent.admission import Gate
@@ -90,7 +91,10 @@ class Gpus:
 
 @dataclass
 class Pods:
-    """`away`: no API server. `owners`: names whose pods come back anew. `linger`: told to go, but still there. `budgets`: names that no eviction gets past."""
+    """`away`: no API server. `owners`: names whose pods come back anew. `linger`: told to go, but still there. `budgets`: names that no eviction gets past.
+
+    `hangs`: answers nothing before it is set.
+    """
 
     running: list[Pod] = field(default_factory=list)
     away: bool = False
@@ -101,8 +105,13 @@ class Pods:
     seen: list[Gate] = field(default_factory=list)
     door: Door | None = None
     made: int = 0
+    hangs: threading.Event | None = None
+    asked: int = 0
 
     def _ask(self) -> None:
+        self.asked += 1
+        if self.hangs is not None:
+            self.hangs.wait(10)
         if self.away:
             raise ClusterError(ClusterErrorCode.UNAVAILABLE, "no API server")
 

@@ -93,7 +93,7 @@ def test_nothing_of_phy_is_ever_stopped(held: list[tuple[str, str, list[str]]], 
 def armed_world(*running: object, **more: object) -> World:
     world = World()
     world.pods.running = list(running)  # type: ignore[arg-type]
-    world.agent.accept([signed_switch(switch(**more))], T0)  # type: ignore[arg-type]
+    world.agent.accept([signed_switch(switch(**more))], desired(), T0)  # type: ignore[arg-type]
     return world
 
 
@@ -151,7 +151,7 @@ def test_without_an_api_server_admission_is_closed_and_the_stop_is_pending() -> 
 
 def test_without_a_cluster_or_a_document_it_is_pending() -> None:
     world = World(with_cluster=False)
-    world.agent.accept([signed_switch()], T0)
+    world.agent.accept([signed_switch()], desired(), T0)
     assert world.agent.step(desired(), T0).updates[0].state is SwitchState.PENDING
     world = armed_world(*AI_PODS)
     (update,) = world.agent.step(None, T0).updates
@@ -190,7 +190,7 @@ def test_it_holds_through_restarts_reboots_and_partitions_until_released() -> No
     assert world.pods.acts[-1] == ("delete", "llm-2")
     (told,) = agent.step(desired(), T0 + 40 * 3600 + 1, tell_all=True).updates
     assert told.state is SwitchState.APPLIED
-    agent.accept([signed_switch(switch(2, armed=False))], T0 + 41 * 3600)
+    agent.accept([signed_switch(switch(2, armed=False))], desired(), T0 + 41 * 3600)
     (update,) = agent.step(desired(), T0 + 41 * 3600).updates
     assert (update.state, update.version) == (SwitchState.RELEASED, 2)
     assert not world.door.gate.kills
@@ -203,16 +203,16 @@ def test_an_agent_that_returns_skips_what_was_released_and_refuses_what_is_old()
     """As in C29: nothing from before lunch fires after lunch, unless it is still armed."""
     world = World()
     world.pods.running = list(AI_PODS)
-    world.agent.accept([signed_switch(switch(2, armed=False)), signed_switch(switch(1))], T0 + 7200)
+    world.agent.accept([signed_switch(switch(2, armed=False)), signed_switch(switch(1))], desired(), T0 + 7200)
     found = world.agent.step(desired(), T0 + 7200).updates
     assert [(update.version, update.state) for update in found] == [(1, SwitchState.REFUSED), (2, SwitchState.RELEASED)]
     assert "older" in found[0].detail
     assert world.pods.acts == []
     still_armed = signed_switch(switch(1, switch_id=OTHER_ID))
-    world.agent.accept([still_armed], T0 + 7201)
+    world.agent.accept([still_armed], desired(), T0 + 7201)
     assert names(world.agent.step(desired(), T0 + 7201).updates) == [(SwitchState.APPLIED, 3, 0)]
     # The same again is told again, and does nothing again.
-    world.agent.accept([still_armed], T0 + 7202)
+    world.agent.accept([still_armed], desired(), T0 + 7202)
     assert names(world.agent.step(desired(), T0 + 7202).updates) == [(SwitchState.APPLIED, 3, 0)]
     assert len(world.pods.acts) == 3
 
@@ -226,7 +226,7 @@ def test_it_ends_by_itself_only_where_an_end_was_set() -> None:
     assert not world.door.gate.kills
     late = World()
     late.pods.running = list(AI_PODS)
-    late.agent.accept([signed_switch(switch(ends_at=T0 + 5))], T0 + 6)
+    late.agent.accept([signed_switch(switch(ends_at=T0 + 5))], desired(), T0 + 6)
     assert late.agent.step(desired(), T0 + 6).updates[0].state is SwitchState.RELEASED
     assert late.pods.acts == []
 
@@ -263,7 +263,7 @@ def test_a_forged_switch_changes_nothing() -> None:
     world = World()
     world.pods.running = list(AI_PODS)
     forged = replace(signed_switch(), signature=bytes(64))
-    world.agent.accept([forged], T0)
+    world.agent.accept([forged], desired(), T0)
     (update,) = world.agent.step(desired(), T0).updates
     assert (update.switch, update.state) == (SWITCH_ID, SwitchState.REFUSED)
     assert world.agent.step(desired(), T0 + 1, tell_all=True).updates == ()
@@ -274,7 +274,7 @@ def test_sequences_rise_over_restarts() -> None:
     world = armed_world(*AI_PODS)
     seen = [update.sequence for update in world.agent.step(desired(), T0).updates]
     agent = world.restart()
-    agent.accept([signed_switch(switch(2, armed=False))], T0 - 50)
+    agent.accept([signed_switch(switch(2, armed=False))], desired(), T0 - 50)
     seen += [update.sequence for update in agent.step(desired(), T0 - 50).updates]
     assert seen == sorted(set(seen))
     assert len(seen) == 2
@@ -284,7 +284,7 @@ def test_automation_off_is_told_and_stops_no_kill() -> None:
     world = armed_world(*AI_PODS, kind=SwitchKind.AUTOMATION_OFF)
     assert names(world.agent.step(desired(), T0).updates) == [(SwitchState.APPLIED, 0, 0)]
     assert world.pods.acts == []
-    world.agent.accept([signed_switch(switch(switch_id=OTHER_ID))], T0)
+    world.agent.accept([signed_switch(switch(switch_id=OTHER_ID))], desired(), T0)
     world.agent.step(desired(), T0 + 1)
     assert len(world.pods.acts) == 3
 

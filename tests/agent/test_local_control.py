@@ -111,7 +111,7 @@ def test_local_evictions_keep_to_the_documents_limit_and_kills_do_not_count() ->
     assert len(world.pods.acts) == 5
     world.pods.running = [pod(f"more-{number}", AI_SLICE) for number in range(5)]
     world.gpus.gpus = (GpuFacts(A, 0, "00000000:4C:00.0", mig_enabled=True, slices=SLICES),)
-    world.agent.accept([signed_switch()], T0 + 4000)
+    world.agent.accept([signed_switch()], desired(), T0 + 4000)
     world.agent.step(desired(), T0 + 4000)
     assert [act for act, _ in world.pods.acts].count("delete") == 5
 
@@ -131,14 +131,14 @@ def test_a_budget_forbids_an_eviction_and_it_does_not_count() -> None:
 
 def test_automation_off_warns_and_does_nothing() -> None:
     world = world_with(pod("llm", AI_SLICE), pod("waits", namespace="tenant-c", phase="Pending"), pod("asr", B, namespace="tenant-b"))
-    world.agent.accept([signed_switch(switch(kind=SwitchKind.AUTOMATION_OFF))], T0)
+    world.agent.accept([signed_switch(switch(kind=SwitchKind.AUTOMATION_OFF))], desired(), T0)
     world.exporter.use(A, 2, 20)
     for seconds in (0, 60, 120):
         world.agent.cycle(desired(POWER), T0 + seconds)
     assert world.pods.acts == []
     assert world.gpus.acts == []
     assert {event["subject"] for event in world.events("eviction_not_allowed")} == {"tenant-a/llm"}
-    world.agent.accept([signed_switch(switch(2, kind=SwitchKind.AUTOMATION_OFF, armed=False))], T0 + 130)
+    world.agent.accept([signed_switch(switch(2, kind=SwitchKind.AUTOMATION_OFF, armed=False))], desired(), T0 + 130)
     world.agent.cycle(desired(POWER), T0 + 130)
     assert ("evict", "llm") in world.pods.acts
     assert world.gpus.acts != []

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -30,10 +31,11 @@ from agent.protocol import (
     SwitchUpdate,
     parse_agent_message,
 )
-from tests.agent.documents import CONSOLE_KEY, NODE, document, signed_switch, switch
+from tests.agent.documents import CONSOLE_KEY, NODE, SWITCH_ID, document, signed_switch, switch
 from tests.agent.local_world import AI_SLICE, PHY_SLICE, PROTECTED, RULES, Gpus, Pods, pod
 from tests.agent.test_link import greet, until
 
+OTHER_ID = "0c1f7a3e-7d3c-4f0e-9c55-1f6f2f1f0a02"
 FAST = Backoff(first_seconds=0.01, cap_seconds=0.05, refused_seconds=0.05)
 ADMITS = LocalRules(
     operator_namespaces=RULES.operator_namespaces,
@@ -161,6 +163,22 @@ async def test_an_event_is_told_again_on_a_new_connection_until_it_is_stored(tmp
         await until(lambda: len(gateway.kills()) == 2)
         assert gateway.kills()[0] == gateway.kills()[1]
         await until(lambda: control.spool.count() == 0)
+
+
+async def test_an_api_server_that_hangs_keeps_no_door_open(tmp_path: Path) -> None:
+    gateway, hangs = Gateway(), threading.Event()
+    pods = Pods(running=[pod("llm", AI_SLICE)], hangs=hangs)
+    gateway.script = [signed_switch(switch(tenant="b"))]
+    async with running(tmp_path, gateway, pods, Gpus()) as (_, control, door):
+        await until(lambda: pods.asked and gateway.socket and door.exists())
+        assert gateway.socket is not None
+        await gateway.socket.send(json.dumps(signed_switch(switch(tenant="a", switch_id=OTHER_ID)).to_json()))
+        await until(lambda: control.door and len(control.door.gate.kills) == 2)
+        assert b"kill_switch" in await ask(door)
+        assert gateway.updates() == []
+        hangs.set()
+        await until(lambda: {update.switch: update.state for update in gateway.updates()} == dict.fromkeys((SWITCH_ID, OTHER_ID), SwitchState.APPLIED))
+        assert pods.running == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from fleet.prometheus import Answer, PrometheusSource, Series, at_unix
+from fleet.prometheus import Answer, PrometheusSource, at_unix
 from fleet.telemetry import fields
 
 RANGES: Mapping[str, timedelta] = {
@@ -21,6 +21,7 @@ RANGES: Mapping[str, timedelta] = {
     "30d": timedelta(days=30),
 }
 POINTS = 360  # on a panel some 400 px wide, one point a pixel
+MOST_CHUNKS = 60  # of one point: bounds what Prometheus must look at on long ranges
 _LABEL_VALUE = re.compile(r'[\\"\n]')
 
 
@@ -78,12 +79,51 @@ def selector(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{','.join(pairs)}}}"
 
 
-def field_expression(name: str, labels: Mapping[str, str], window: str) -> str:
-    """The mean of a field over `window` in our unit, whichever of its metric names the exporters use; blanks and impossible values drop out."""
+@dataclass(frozen=True)
+class Window:
+    """How a chart reads its samples, in seconds: a mean over `mean` at each point, of samples that come each `scrape`; `length` is the chart's."""
+
+    mean: float
+    scrape: float
+    length: float
+
+    @property
+    def chunk(self) -> float:
+        """What is judged at once: a sample, or on long ranges several."""
+        return max(self.scrape, math.ceil(self.mean / MOST_CHUNKS / self.scrape) * self.scrape)
+
+
+def field_expression(name: str, labels: Mapping[str, str], window: Window) -> str:
+    """The mean of a field over a window in our unit, whichever of its metric names the exporters use.
+
+    Blanks and impossible values drop out before the mean is made, and leave the others beside them.
+    """
     field = fields.FIELDS[fields.GPU_FIELD_INDEX[name]]
-    return " or ".join(
-        f"(avg_over_time({selector(metric.name, labels)}{window}) * {metric.scale:g} <= {field.maximum:g} >= {field.minimum:g})" for metric in field.metrics
-    )
+    parts: list[str] = []
+    for metric in field.metrics:
+        series = selector(metric.name, labels)
+        if metric.name in fields.RATIO_OR_PERCENT:
+            looked = max(window.length, 86_400.0)
+            percent = f"count_over_time(({series} > 1 <= 100)[{_duration(looked)}:{_duration(max(60.0, looked / 1440))}] @ end())"
+            parts += [f"({_mean(series, metric.scale / 100, field, window)} and {percent})", f"({_mean(series, metric.scale, field, window)} unless {percent})"]
+        else:
+            parts.append(_mean(series, metric.scale, field, window))
+    return " or ".join(parts)
+
+
+def _mean(series: str, scale: float, field: fields.Field, window: Window) -> str:
+    # A range has both its ends in older Prometheus: a millisecond less, and nothing is in two of them.
+    chunk = f"[{_duration(window.chunk - 0.001)}]"
+    valid = f"* {scale:g} <= {field.maximum:g} >= {field.minimum:g}"
+    if window.chunk <= window.scrape:
+        taken = f"last_over_time({series}{chunk}) {valid}"
+    else:
+        taken = f"avg_over_time({series}{chunk}) {valid} and max_over_time({series}{chunk}) {valid} and min_over_time({series}{chunk}) {valid}"
+    return f"avg_over_time(({taken})[{_duration(window.mean - 0.001)}:{_duration(window.chunk)}])"
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -95,12 +135,12 @@ def read_panel(
 ) -> PanelData:
     """Ask for one panel of the GPUs with these labels ({"UUID": …} or {"site": …}).
 
-    Averages over each step, so that long ranges hide no load; a stretch without samples is a gap, whatever Prometheus' look-back.
+    Averages over each step, so that long ranges hide no load, of the samples that are valid; a stretch without samples is a gap, whatever Prometheus' look-back.
 
     :raises fleet.prometheus.SourceFault: as the query does.
     """
     step = max(math.ceil(length.total_seconds() / POINTS / 5) * 5.0, scrape_interval_seconds)
-    window = f"[{max(step, 2 * scrape_interval_seconds):g}s]"
+    window = Window(max(step, 2 * scrape_interval_seconds), scrape_interval_seconds, length.total_seconds())
     last = math.floor(end.timestamp() / step) * step
     start = last - math.floor(length.total_seconds() / step) * step
 
@@ -123,14 +163,17 @@ def _scaled(value: float | None, scale: float) -> float | None:
     return None if value is None else round(value * scale, 3)
 
 
-def _utilisation(panel: Panel, labels: Mapping[str, str], window: str, read: Callable[[str], Answer], times: tuple[float, ...], step: float) -> PanelData:
+def _utilisation(panel: Panel, labels: Mapping[str, str], window: Window, read: Callable[[str], Answer], times: tuple[float, ...], step: float) -> PanelData:
     """Mean use over the GPUs in percent: GPU_UTIL of whole ones, GR_ENGINE_ACTIVE of slices weighted by compute slices of 7 (case C05)."""
     whole = f"max by (UUID) ({field_expression('utilization_ratio', {**labels, 'GPU_I_ID': ''}, window)})"
     engine = field_expression("engine_active_ratio", {**labels, "GPU_I_ID!": ""}, window)
     whole_sum, whole_count = read(f"sum({whole})"), read(f"count({whole})")
     by_profile = read(f"sum by (GPU_I_PROFILE) (max by (UUID, GPU_I_ID, GPU_I_PROFILE) ({engine}))")
     sliced_count = read(f"count(count by (UUID) ({engine}))")
-    sums = [(1.0, _points(whole_sum)), *((_compute_slices(one) / 7, dict(one.points)) for one in by_profile.series)]
+    sums = [
+        (1.0, _points(whole_sum)),
+        *((fields.compute_slices(one.labels.get("GPU_I_PROFILE", "")) / fields.COMPUTE_SLICES, dict(one.points)) for one in by_profile.series),
+    ]
     counts = [_points(whole_count), _points(sliced_count)]
     values: list[float | None] = []
     for time in times:
@@ -142,8 +185,3 @@ def _utilisation(panel: Panel, labels: Mapping[str, str], window: str, read: Cal
 
 def _points(answer: Answer) -> Mapping[float, float | None]:
     return dict(answer.series[0].points) if answer.series else {}
-
-
-def _compute_slices(series: Series) -> int:
-    match = re.match(r"(\d+)g\.", series.labels.get("GPU_I_PROFILE", ""))
-    return int(match.group(1)) if match else 0

@@ -15,12 +15,14 @@ from pytest_django.fixtures import Settings
 
 from console.charts import draw_panel, summarise
 from fleet.prometheus import PrometheusSource
-from fleet.telemetry.panels import PANELS, PanelData, field_expression, read_panel, selector
+from fleet.telemetry.panels import PANELS, PanelData, Window, field_expression, read_panel, selector
 from script.servers import Prometheus, find_binary, free_port
 from tests.builders import make_gpu, make_node, make_region, make_site, make_tenant, make_user
 
 END = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 STEP = 30
+CASES = Path(__file__).resolve().parent.parent / "cases"
+C02 = "GPU-a900f1e4-a744-580c-9658-765d76ac5779"
 WHOLE, SLICED = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
 
 
@@ -41,8 +43,22 @@ def _history() -> str:
             slice_labels = f'UUID="{SLICED}",site="S-1",GPU_I_ID="{instance}",GPU_I_PROFILE="{profile}"'
             families.setdefault("DCGM_FI_PROF_GR_ENGINE_ACTIVE", []).append(f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{slice_labels}}} {ratio} {time}")
             families.setdefault("DCGM_FI_DEV_POWER_USAGE", []).append(f"DCGM_FI_DEV_POWER_USAGE{{{slice_labels}}} 400 {time}")
+    _add_odd_percentages(families)
     lines = [line for name, rows in families.items() for line in (f"# TYPE {name} gauge", *rows)]
     return "\n".join([*lines, "# EOF", ""])
+
+
+def _add_odd_percentages(families: dict[str, list[str]]) -> None:
+    """Case C02's samples; 150 % beside 0 %; a ratio that is sent as percent, and one that is none."""
+    utilization = families["DCGM_FI_DEV_GPU_UTIL"]
+    (series,) = json.loads((CASES / "C02-util-out-of-range" / "range.json").read_text())["data"]["result"]
+    utilization += [f'DCGM_FI_DEV_GPU_UTIL{{UUID="{C02}"}} {value} {at}' for at, value in series["values"]]
+    ratios = families["DCGM_FI_DEV_GPU_UTIL_RATIO"] = []
+    for index in reversed(range(20)):
+        time = END.timestamp() - 30 * index
+        utilization.append(f'DCGM_FI_DEV_GPU_UTIL{{UUID="GPU-beside"}} {150 if index % 2 else 0} {time}')
+        ratios.append(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{UUID="GPU-percent"}} {1 if index < 15 else 63} {time}')
+        ratios.append(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{UUID="GPU-ratio"}} {4294967295 if index == 7 else 0.63} {time}')
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +89,7 @@ def _known(data: PanelData) -> set[float]:
 def test_a_gap_is_a_gap_and_a_blank_is_no_value(source: PrometheusSource) -> None:
     data = _read(source, "power", {"UUID": WHOLE})
     assert _known(data) == {600}
-    assert data.gaps == 2  # the half hour, and the step that held a blank
+    assert data.gaps == 1  # the half hour; a blank costs its own sample alone
     start = END.timestamp() - 7200
     inside = [value for time, value in zip(data.times, data.values, strict=True) if start + 1900 <= time < start + 3590]
     assert inside
@@ -94,6 +110,30 @@ def test_use_of_whole_and_sliced_gpus(source: PrometheusSource) -> None:
     assert _known(_read(source, "engine", {"site": "S-1"})) == {round((50 + sliced) / 2, 3)}
 
 
+@pytest.mark.parametrize(("mean", "right"), [(480, [0.772]), (240, [0.475, 0.97]), (60, [0.97, 0.98, 0.96, 0.95, 0.0])])
+def test_c02_impossible_percentages_drop_out_before_the_mean(source: PrometheusSource, mean: int, right: list[float]) -> None:
+    expression = field_expression("utilization_ratio", {"UUID": C02}, Window(mean, 60, 3600))
+    (series,) = source.query_range(expression, END + timedelta(seconds=mean - 60), END + timedelta(seconds=420), mean).series
+    assert sorted(value for _, value in series.points if value is not None) == pytest.approx(sorted(right))
+
+
+def test_impossible_values_beside_possible_ones(source: PrometheusSource) -> None:
+    assert _known(_read(source, "engine", {"UUID": "GPU-beside"})) == {0}
+    long = read_panel(source, PANELS["engine"], {"UUID": "GPU-beside"}, end=END, length=timedelta(days=30), scrape_interval_seconds=STEP)
+    assert _known(long) <= {0}
+
+
+def test_a_ratio_that_is_sent_as_percent_is_read_as_one(source: PrometheusSource) -> None:
+    assert {1, 63} < _known(_read(source, "engine", {"UUID": "GPU-percent"})) <= {1, 32, 63}
+    assert _known(_read(source, "engine", {"UUID": "GPU-ratio"})) == {63}
+
+
+def test_a_month_is_the_mean_of_all_its_samples(source: PrometheusSource) -> None:
+    for uuid, right in ((WHOLE, 600), (SLICED, 400)):
+        data = read_panel(source, PANELS["power"], {"UUID": uuid}, end=END, length=timedelta(days=30), scrape_interval_seconds=STEP)
+        assert _known(data) == {right}
+
+
 def test_nothing_reported_is_said(source: PrometheusSource) -> None:
     data = _read(source, "temperature", {"UUID": WHOLE})
     assert _known(data) == set()
@@ -106,12 +146,12 @@ def test_the_figure_is_one_that_plotly_takes(source: PrometheusSource) -> None:
     drawn = graph_objects.Figure(figure)
     assert drawn.data[0].connectgaps is False
     assert len(drawn.data[0].x) == len(data.times)
-    assert "2 gaps" in summarise(data, now=END)
+    assert "1 gaps" in summarise(data, now=END)
 
 
 def test_label_values_cannot_break_out() -> None:
     assert selector("up", {"site": 'a"} or up{x="'}) == 'up{site="a\\"} or up{x=\\""}'
-    assert "DCGM_FI_DEV_GPU_TEMP_CELSIUS" in field_expression("gpu_temperature_celsius", {"UUID": "x"}, "[1m]")
+    assert "DCGM_FI_DEV_GPU_TEMP_CELSIUS" in field_expression("gpu_temperature_celsius", {"UUID": "x"}, Window(60, 30, 3600))
 
 
 @pytest.mark.django_db

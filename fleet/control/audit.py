@@ -9,9 +9,10 @@ from typing import Any
 
 import structlog
 
+from fleet.bulk import copy_rows
 from fleet.models import AuditEntry, AuditOutcome
 
-BATCH = 1000
+_COLUMNS = ("at", "actor", "through", "action", "kind", "object_key", "reason", "outcome", "detail", "request_id", "source_address")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +78,10 @@ def record(
 
 
 def record_many(acts: Iterable[Act]) -> int:
-    """Write many acts in the caller's transaction, 1,000 a statement; how many. Raises ValueError for an outcome that there is not."""
+    """Write many acts in the caller's transaction, by one COPY; how many. Raises ValueError for an outcome that there is not."""
     context = structlog.contextvars.get_contextvars()
-    return len(AuditEntry.objects.bulk_create([_entry(act, context) for act in acts], batch_size=BATCH))
+    entries = [_entry(act, context) for act in acts]
+    return copy_rows(AuditEntry, _COLUMNS, ([getattr(entry, name) for name in _COLUMNS] for entry in entries)) if entries else 0
 
 
 def _entry(act: Act, context: Mapping[str, Any]) -> AuditEntry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from django.db import connection, transaction
-from django.db.models import Max
+from django.db.models import Max, Q
 
 from fleet.control.audit_chain import Bounds, Position, hash_batch, rows_of, transaction_horizon, try_lock
 from fleet.models import AuditEntry, AuditSeal
@@ -21,15 +21,17 @@ MOST = 100  # seals a run
 def seal_entries(*, now: datetime, batch: int = BATCH, most: int = MOST) -> int:
     """Seal all entries that are certain; how many seals were made. 0 also while another sealer is at work."""
     for made in range(most):
-        if not _seal_next(now, batch):
-            return made
+        sealed, more = _seal_next(now, batch)
+        if not more:
+            return made + sealed
     return most
 
 
 @transaction.atomic
-def _seal_next(now: datetime, batch: int) -> bool:
+def _seal_next(now: datetime, batch: int) -> tuple[bool, bool]:
+    """Whether a seal was made, and whether more waits. What writers add meanwhile is for the next run: it would make many small seals."""
     if not try_lock(LOCK_KEY):
-        return False
+        return False, False
     last = newest_seal()
     at = Position.behind(last)
     horizon, following = transaction_horizon()
@@ -38,7 +40,7 @@ def _seal_next(now: datetime, batch: int) -> bool:
     else:
         found = _bounds(at, horizon, batch)
         if found is None:
-            return False
+            return False, False
         bounds = found
     content = hash_batch(number=at.number, previous=at.digest, bounds=bounds, sealed_at=now, rows=rows_of(bounds.entries()))
     AuditSeal.objects.create(
@@ -53,7 +55,7 @@ def _seal_next(now: datetime, batch: int) -> bool:
         previous=at.digest,
         digest=content.digest,
     )
-    return True
+    return True, bounds.until_transaction != horizon
 
 
 def newest_seal() -> AuditSeal | None:
@@ -64,6 +66,16 @@ def unsealed(last: AuditSeal | None) -> Bounds:
     """What lies behind this seal."""
     at = Position.behind(last)
     return Bounds(at.after_id, at.from_transaction, None)
+
+
+def seal_of(entry: AuditEntry) -> AuditSeal | None:
+    """The seal that holds this entry; None when there is none yet."""
+    at = Position.behind(newest_seal())
+    if entry.pk > at.after_id and entry.transaction >= at.from_transaction:
+        return None
+    reaching = AuditSeal.objects.filter(Q(until_transaction__gt=entry.transaction) | Q(until_transaction__isnull=True))
+    holding = reaching.filter(from_transaction__lte=entry.transaction, after_id__lt=entry.pk, entry_ids__contains=[entry.pk])
+    return holding.defer("entry_ids", "fingerprints").order_by("-from_transaction").first()
 
 
 def _bounds(at: Position, horizon: int, batch: int) -> Bounds | None:

@@ -145,7 +145,7 @@ def _plan(target: Target, mig: MigReading, layout: tuple[Instance, ...] | None) 
     if layout is None:
         return Plan(remove=standing, create=())
     if not mig.profiles:
-        # A GPU tells its profiles in MIG mode only: they are checked once that is on.
+        # Told in MIG mode only: the layout is checked once that is on.
         return Plan(remove=standing, create=layout)
     try:
         return plan_change(standing, layout, protected=target.protected, profiles=mig.profiles)
@@ -215,7 +215,11 @@ def _change(target: Target, mig: MigReading, layout: tuple[Instance, ...] | None
         backend.set_mig_mode(gpu, layout is not None)
     if layout is not None:
         if not mig.enabled:
-            plan = _plan(target, backend.read_mig(gpu), layout)
+            try:
+                plan = _plan(target, backend.read_mig(gpu), layout)
+            except BackendError:
+                backend.set_mig_mode(gpu, False)
+                raise
         for place in plan.create:
             backend.create_mig_instance(gpu, place.profile, place.start)
 

@@ -71,6 +71,7 @@ class MigProfile:
 @dataclass(frozen=True)
 class MigReading:
     """MIG of one GPU. `enabled` None: the GPU has no MIG; `pending` is the mode after its next reset.
+    `profiles` may be empty while the mode is off: not every driver tells them then.
 
     `clients` counts processes per GPU instance id; None where the driver does not tell. A client that is no process (a monitor's handle)
     is in no count, so that 0 does not promise that an instance can go.

@@ -24,15 +24,13 @@ def read_mig(handle: Any) -> MigReading:
     except pynvml.NVMLError_NotSupported:
         return MigReading(enabled=None, pending=None, pci_bus_id=pci_bus_id)
     if not current:
-        return MigReading(enabled=False, pending=pending, pci_bus_id=pci_bus_id)
-    return MigReading(
-        enabled=True,
-        pending=pending,
-        pci_bus_id=pci_bus_id,
-        instances=read_slices(handle),
-        profiles=tuple(_offer(handle, profile_id, most, name) for profile_id, most, name in _profiles(handle)),
-        clients=_clients(handle),
-    )
+        try:
+            profiles = _offers(handle)
+        except pynvml.NVMLError:
+            profiles = ()  # some drivers tell them in MIG mode only
+        return MigReading(enabled=False, pending=pending, pci_bus_id=pci_bus_id, profiles=profiles)
+    instances = read_slices(handle)
+    return MigReading(True, pending, pci_bus_id, instances=instances, profiles=_offers(handle), clients=_clients(handle))
 
 
 def read_slices(handle: Any) -> tuple[SliceFacts, ...]:
@@ -119,6 +117,10 @@ def _profile(handle: Any, profile: int) -> tuple[int, int, str]:
     if not name:
         name = f"{int(info.sliceCount)}g.{round(int(info.memorySizeMB) / 1024)}gb"
     return int(info.id), int(info.instanceCount), name
+
+
+def _offers(handle: Any) -> tuple[MigProfile, ...]:
+    return tuple(_offer(handle, profile_id, most, name) for profile_id, most, name in _profiles(handle))
 
 
 def _offer(handle: Any, profile_id: int, most: int, name: str) -> MigProfile:

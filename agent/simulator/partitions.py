@@ -46,7 +46,7 @@ class Partitions:
             return MigReading(enabled=None, pending=None, pci_bus_id=gpu.pci_bus_id)
         enabled = gpu.mig is not None
         if not enabled:
-            return MigReading(enabled=False, pending=False, pci_bus_id=gpu.pci_bus_id)
+            return MigReading(enabled=False, pending=False, pci_bus_id=gpu.pci_bus_id, profiles=_profiles(board))
         clients = {part.gpu_instance_id: 1 for part in gpu.mig or () if part.workload is not None}
         return MigReading(True, True, gpu.pci_bus_id, instances=slices_of(gpu), profiles=_profiles(board), clients=clients)
 

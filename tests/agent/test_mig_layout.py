@@ -115,6 +115,14 @@ def test_mode_is_changed_where_no_radio_is_and_back_at_the_end(hardware: Hardwar
     assert (hardware.mig, hardware.layout(A)) == (False, "")
 
 
+def test_a_layout_that_cannot_be_leaves_the_mode_as_it_was(hardware: Hardware, journal: Journal) -> None:
+    agent = converger(hardware, journal)
+    agent.accept(wants(1, "3g.40gb@0,4g.40gb@4"), T0)
+    agent.converge(T0)
+    assert (shown(agent).state, shown(agent).detail) == (ObservedState.REFUSED, "layout: 4g.40gb may start at 0, not at 4")
+    assert hardware.mig is False
+
+
 def test_no_mode_change_on_a_gpu_with_phy(hardware: Hardware, journal: Journal) -> None:
     agent = converger(hardware, journal)
     agent.accept(wants(1, SEVEN, protected=RADIO), T0)
@@ -447,6 +455,9 @@ def test_mode_through_nvml(node: Node) -> None:
     assert node.ask("look", control="mig_layout", gpu=A, parameters={"layout": "4g.40gb@0,3g.40gb@4"})["holds"] is True
     assert node.ask("undo", control="mig_layout", gpu=A, before="off") is None
     assert node.ask("look", control="mig_layout", gpu=A, parameters={"layout": "off"})["holds"] is True
+    acts = node.acts()
+    assert node.ask("apply", control="mig_layout", gpu=A, parameters={"layout": "3g.40gb@0,4g.40gb@4"})["error"] == "invalid_argument"
+    assert node.acts() == acts
     node.hardware(*whole, "epoch 1", "gpu 0 reset_for_mig 1")
     assert node.ask("apply", control="mig_layout", gpu=A, parameters={"layout": "4g.40gb@0"})["error"] == "reset_required"
     node.hardware(f"gpu 0 uuid {A}", "epoch 2")

@@ -16,9 +16,10 @@ from agent.protocol import GpuFacts, InventoryReport
 from fleet.bulk import update_rows
 from fleet.health.findings import close_findings, open_findings
 from fleet.inventory import protection
+from fleet.inventory.host_names import host_label
 from fleet.inventory.mig import Span
 from fleet.inventory.reconcile.gpus import MISSING, GpuPass, missing_finding
-from fleet.inventory.reconcile.observed import Observed, ObservedGpu, ObservedSlice, ObservedWorkload, Reconciled, host_label
+from fleet.inventory.reconcile.observed import Observed, ObservedGpu, ObservedSlice, ObservedWorkload, Reconciled
 from fleet.inventory.reconcile.provenance import Ledger
 from fleet.inventory.reconcile.slices import reconcile_slices
 from fleet.inventory.reconcile.workloads import reconcile_workloads
@@ -131,7 +132,10 @@ def _nodes_named(places: set[tuple[str, str]]) -> dict[tuple[str, str], Node]:
     rows = Node.objects.filter(retired_at__isnull=True)
     if "" in codes:
         first_label = Func(Lower(F("host_name")), Value("."), Value(1), function="split_part", output_field=TextField())
-        rows = rows.annotate(label=first_label).filter(Q(label__in=labels) | Q(host_name__in=labels))
+        named_so = Q(label__in=labels) | Q(host_name__in=labels)
+        if any(":" in label for label in labels):
+            named_so |= Q(host_name__contains=":")  # an address has many spellings
+        rows = rows.annotate(label=first_label).filter(named_so)
     else:
         rows = rows.filter(site__code__in=codes)
     named: dict[tuple[str, str], Node] = {}

@@ -299,11 +299,6 @@ def sliced_utilization(slices: Iterable[tuple[str, float | None]]) -> float | No
     return total / COMPUTE_SLICES if seen else None
 
 
-def short_host(name: str) -> str:
-    """Host names are compared by their first label, lower case."""
-    return name.split(".", 1)[0].lower()
-
-
 def workload_of(labels: Mapping[str, str], *, honor_labels: bool) -> tuple[str, str, str]:
     """(namespace, pod, container) of the workload that a series names; empty texts when there is none.
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import numpy as np
 from django.db import connection
 
+from fleet.inventory.host_names import host_label
 from fleet.models import AgentConnection, Area, Gpu, Node, Site
-from fleet.telemetry.fields import short_host
 from fleet.telemetry.ingest import Ingest
 from fleet.telemetry.live_state import Ints, LiveState
 
@@ -101,7 +101,7 @@ def _active(state: LiveState) -> set[str]:
     """Names of everything that a series may wait for, as `SeriesTable.ignore(until_known=…)` names it."""
     return {
         *(f"site:{state.site_code[row]}" for row in state.site_active.nonzero()[0]),
-        *(f"host:{short_host(state.node_host[row])}" for row in state.node_active.nonzero()[0]),
+        *(f"host:{host_label(state.node_host[row])}" for row in state.node_active.nonzero()[0]),
         *(f"gpu:{state.gpu_uuid[row]}" for row in state.gpu_active.nonzero()[0]),
     }
 

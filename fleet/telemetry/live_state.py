@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.telemetry.fields import COMPUTE_SLICES, GPU_FIELD_INDEX, GPU_FIELDS, SLICE_FIELD_INDEX, SLICE_FIELDS, XidChange, XidCount, compute_slices, short_host
+from fleet.inventory.host_names import host_label
+from fleet.telemetry.fields import COMPUTE_SLICES, GPU_FIELD_INDEX, GPU_FIELDS, SLICE_FIELD_INDEX, SLICE_FIELDS, XidChange, XidCount, compute_slices
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -252,7 +253,7 @@ class LiveState:
             self.node_id[row], self.node_site_row[row], self.node_active[row] = node_id, site_row, True
 
     def _name_node(self, row: int, site_row: int, host: str) -> None:
-        old, new = short_host(self.node_host[row]), short_host(host)
+        old, new = host_label(self.node_host[row]), host_label(host)
         if self.node_row_of_host.get((int(self.node_site_row[row]), old)) == row:
             del self.node_row_of_host[int(self.node_site_row[row]), old]
         rows = self.node_rows_of_host.get(old, [])

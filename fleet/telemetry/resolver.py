@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.telemetry.fields import SHARING_LABELS, XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, short_host, whole_number
+from fleet.inventory.host_names import host_label, host_of_address
+from fleet.telemetry.fields import SHARING_LABELS, XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, whole_number
 from fleet.telemetry.live_state import LiveState
 from fleet.telemetry.series_table import METRICS, NVLINK_PART_OF, Kind, SeriesTable
 from fleet.telemetry.service_metrics import FIELD_INDEX, FIELDS_OF_JOB, JOBS, MAX_NAME, MAX_PART, Item, find_field, is_service_metric, job_of, server_of
@@ -136,7 +137,7 @@ class Resolver:
         if seen.site_code:
             self._site(seen.site_code, sender)
         elif self._node_anywhere(seen.node_host, sender) is None:
-            raise NotTaken(Refusal.UNKNOWN_SITE, f"host:{short_host(seen.node_host)}")
+            raise NotTaken(Refusal.UNKNOWN_SITE, f"host:{host_label(seen.node_host)}")
 
     def _site(self, code: str, sender: SenderScope) -> int:
         row = self._state.site_row_of_code.get(code)
@@ -151,12 +152,12 @@ class Resolver:
         state = self._state
         hosts = [labels[name] for name in ("node", "Hostname", "hostname", "nodename") if labels.get(name)]
         if labels.get("instance"):
-            hosts.append(labels["instance"].rpartition(":")[0] or labels["instance"])
+            hosts.append(host_of_address(labels["instance"]))
         code = labels.get("site", "")
         if code:
             site_row = self._site(code, sender)
             for host in hosts:
-                row = state.node_row_of_host.get((site_row, short_host(host)))
+                row = state.node_row_of_host.get((site_row, host_label(host)))
                 if row is not None and state.node_active[row]:
                     return row
         else:
@@ -164,14 +165,14 @@ class Resolver:
                 found = self._node_anywhere(host, sender)
                 if found is not None:
                     return found
-        raise NotTaken(Refusal.UNKNOWN_NODE, f"host:{short_host(hosts[0])}" if hosts else "")
+        raise NotTaken(Refusal.UNKNOWN_NODE, f"host:{host_label(hosts[0])}" if hosts else "")
 
     def _node_anywhere(self, host: str, sender: SenderScope) -> int | None:
         """The one node of that name among the sender's, if there is one."""
         state = self._state
         rows = [
             row
-            for row in state.node_rows_of_host.get(short_host(host), ())
+            for row in state.node_rows_of_host.get(host_label(host), ())
             if state.node_active[row] and sender.may_write(int(state.site_region[state.node_site_row[row]]))
         ]
         return rows[0] if len(rows) == 1 else None

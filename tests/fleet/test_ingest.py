@@ -276,6 +276,17 @@ class TestUp:
         assert np.isnan(ingest.state.site_last_contact[0])
 
 
+def test_nodes_that_are_named_by_address_are_told_apart() -> None:
+    """Case C16: the host name is whatever a site calls its nodes."""
+    ingest = fleet_of([GPU], host="10.1.2.3")
+    ingest.state.add_nodes([(21, "10.9.9.9", 10), (22, "2001:db8::7", 10)])
+    for n, names in enumerate(({"node": "10.1.2.3"}, {"instance": "10.9.9.9:9400"}, {"instance": "[2001:DB8::7]:9400"})):
+        push(ingest, [Sample({"__name__": "up", "job": "dcgm", "site": "S1", **names}, 1.0, T0 + n)])
+        assert ingest.state.node_up_time.tolist()[n] == T0 + n
+    push(ingest, [Sample({"__name__": "up", "job": "dcgm", "node": "10.9.9.9"}, 0.0, T0 + 10)])
+    assert ingest.state.node_up.tolist() == [1.0, 0.0, 1.0]
+
+
 def test_a_restart_of_the_table_forgets_series_that_no_longer_come(ingest: Ingest) -> None:
     push(ingest, [power(300, exported_pod=f"p{n}") for n in range(50)], now=T0)
     push(ingest, [power(300, T0 + 3600, exported_pod="p0")], now=T0 + 3600)

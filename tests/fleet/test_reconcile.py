@@ -9,7 +9,8 @@ from django.test.utils import CaptureQueriesContext
 
 from agent.protocol import WorkloadFacts
 from agent.protocol.inventory import Sharing
-from fleet.inventory.reconcile.observed import host_label, pci_address
+from fleet.inventory.host_names import host_label
+from fleet.inventory.reconcile.observed import pci_address
 from fleet.inventory.seen import reconcile_agent_report, reconcile_telemetry
 from fleet.models import AgentConnection, Disagreement, Finding, Gpu, MigSlice, Node, ProtectedPlacement, Workload
 from tests.builders import T0, make_gpu, make_node, make_phy_gpu, make_site

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 
+from fleet.inventory.host_names import host_label, host_of_address
 from fleet.models import GpuReading, SliceReading
 from fleet.telemetry.energy import EnergyReading, energy_joules
 from fleet.telemetry.fields import (
@@ -16,7 +17,6 @@ from fleet.telemetry.fields import (
     compute_slices,
     is_blank,
     read_value,
-    short_host,
     sliced_utilization,
     workload_of,
 )
@@ -112,8 +112,36 @@ def test_workload_labels(labels: dict[str, str], honor: bool, expected: tuple[st
     assert workload_of(labels, honor_labels=honor) == expected
 
 
-def test_host_names_are_compared_by_their_first_label() -> None:
-    assert short_host("GPU-A-01.example.net") == short_host("gpu-a-01") == "gpu-a-01"
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("GPU-A-01.example.net", "gpu-a-01"),
+        ("gpu-a-01.", "gpu-a-01"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("10.9.9.9", "10.9.9.9"),
+        ("10-1-2-3.example.net", "10-1-2-3"),
+        ("2001:DB8:0::1", "2001:db8::1"),
+        ("[2001:db8::1]", "2001:db8::1"),
+        ("7", "7"),
+        ("", ""),
+    ],
+)
+def test_host_names_are_compared_by_their_first_label_and_addresses_whole(name: str, label: str) -> None:
+    assert host_label(name) == label
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("10.0.0.1:9400", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("[2001:db8::1]:9400", "[2001:db8::1]"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("gpu-a-01:x", "gpu-a-01:x"),
+    ],
+)
+def test_the_host_of_a_targets_address(address: str, host: str) -> None:
+    assert host_of_address(address) == host
 
 
 def test_c32_energy_of_restarting_blinking_and_blank_counters() -> None:

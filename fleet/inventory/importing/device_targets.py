@@ -11,6 +11,7 @@ from fleet.bulk import update_rows
 from fleet.catalogue import SKUS, UNKNOWN, Sku
 from fleet.health.findings import close_findings
 from fleet.inventory import protection
+from fleet.inventory.host_names import host_label
 from fleet.inventory.importing.check import CheckedRow, check_protection
 from fleet.inventory.importing.columns import GPUS, NODES, Value, parse_spans, write_spans
 from fleet.inventory.importing.targets import CREATED_AT_ONCE, Advance, SiteTarget, Target, Values, parts
@@ -18,7 +19,7 @@ from fleet.inventory.mig import Span
 from fleet.inventory.protection import PLACEMENTS
 from fleet.inventory.reconcile.gpus import UNEXPECTED
 from fleet.inventory.reconcile.layouts import cut_instances, layout_problems
-from fleet.inventory.reconcile.observed import host_label, pci_address
+from fleet.inventory.reconcile.observed import pci_address
 from fleet.inventory.reconcile.provenance import close_disagreements
 from fleet.models import Gpu, MigSlice, Node, ObjectKind, ProtectedPlacement, Site, Source
 

@@ -1,6 +1,5 @@
-"""What a source saw, in one form for all sources, and how names are compared."""
+"""What a source saw, in one form for all sources, and how PCI addresses are compared."""
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -10,15 +9,6 @@ from fleet.models import Source, Workload
 _PCI = re.compile(r"^(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])$")
 # Clocks of agents and exporters differ a little; only what is older than this beside what we know is late.
 LATE = timedelta(minutes=2)
-
-
-def host_label(host_name: str) -> str:
-    """What host names are compared by: the first label in lower case; an address as a whole."""
-    name = host_name.strip().rstrip(".").lower()
-    try:
-        return str(ipaddress.ip_address(name))
-    except ValueError:
-        return name.split(".", 1)[0]
 
 
 def pci_address(text: str) -> str:

@@ -31,8 +31,13 @@ state_rank = Case(
 )
 
 
+def ranked(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """With `state_rank`, by which lists of things with health sort."""
+    return rows.annotate(state_rank=state_rank)
+
+
 def site_rows(access: Access) -> QuerySet[Site]:
-    return access.sites().select_related("region__area", "health").annotate(state_rank=state_rank)
+    return ranked(access.sites().select_related("region__area", "health"))
 
 
 def node_rows(access: Access) -> QuerySet[Node]:
@@ -41,11 +46,11 @@ def node_rows(access: Access) -> QuerySet[Node]:
         "gpus_known": Coalesce(Subquery(gpus.annotate(n=Count("pk")).values("n")), 0),
         "gpus_present": Coalesce(Subquery(gpus.filter(presence=Gpu.Presence.PRESENT).annotate(n=Count("pk")).values("n")), 0),
     }
-    return access.nodes().select_related("site__region", "health", "agent_connection").annotate(state_rank=state_rank, **counts)
+    return ranked(access.nodes().select_related("site__region", "health", "agent_connection")).annotate(**counts)
 
 
 def gpu_rows(access: Access) -> QuerySet[Gpu]:
-    return access.gpus().select_related("node__site__region", "health", "reading").annotate(state_rank=state_rank)
+    return ranked(access.gpus().select_related("node__site__region", "health", "reading"))
 
 
 def region_rows(access: Access) -> QuerySet[Region]:

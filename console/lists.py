@@ -7,12 +7,12 @@ statements whatever the number of rows.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db.models import F, Model, Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, QueryDict
 from django.utils.functional import Promise
 from django.utils.safestring import SafeString, mark_safe
@@ -23,6 +23,7 @@ from console import formats
 from console.counts import bounded_count
 from console.filters import ListFilter
 from console.models import SavedView, User
+from console.ordering import Order
 
 PAGE_SIZE = 50
 PAGE_SIZES = (50, 100, 200)
@@ -151,7 +152,7 @@ def read_list(request: HttpRequest, kind: ListKind, queryset: QuerySet[Any]) -> 
     errors += [text for text in (problem, page_problem, size_problem) if text]
     matching = filter_set.qs if not errors else queryset.none()
     count, estimate = (0, False) if errors else bounded_count(matching)
-    keys = list(_ordered(matching, kind.orderings[order], descending).values_list("pk", flat=True)[(page - 1) * page_size : page * page_size + 1])
+    keys = list(Order(kind.orderings[order], descending).apply(matching).values_list("pk", flat=True)[(page - 1) * page_size : page * page_size + 1])
     has_next = len(keys) > page_size
     rows = _rows_of(queryset, keys[:page_size])
     columns = _shown_columns(request, kind)
@@ -192,12 +193,6 @@ def _order(text: str, kind: ListKind) -> tuple[str, bool, str]:
         return name, text.startswith("-"), ""
     problem = _("ordering: one of %(names)s, with - for descending.") % {"names": ", ".join(kind.orderings)}
     return kind.default_order.removeprefix("-"), False, problem
-
-
-def _ordered(queryset: QuerySet[Any], paths: Iterable[str], descending: bool) -> QuerySet[Any]:
-    """Rows without a value come last in both directions; the primary key breaks ties, so that no page repeats or misses a row."""
-    order = [F(path).desc(nulls_last=True) if descending else F(path).asc(nulls_last=True) for path in paths]
-    return queryset.order_by(*order, "-pk" if descending else "pk")
 
 
 def _rows_of(queryset: QuerySet[Any], keys: Sequence[Any]) -> list[Any]:

@@ -63,10 +63,10 @@ class ApiView(APIView):
 class ApiViewSet(ApiView, viewsets.GenericViewSet[Any]):
     """Lists and details of one kind, from a queryset of the caller's `Access`.
 
-    `ordering_fields`: public name → non-null model path. `expandable`: name → serializer of what `expand=` adds.
+    `ordering_fields`: public name → model path or annotation, or several in turn (those of the page). `expandable`: name → serializer of what `expand=` adds.
     """
 
-    ordering_fields: ClassVar[Mapping[str, str]] = {"id": "pk"}
+    ordering_fields: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"id": "pk"}
     default_ordering: ClassVar[str] = "id"
     expandable: ClassVar[Mapping[str, Any]] = {}
 

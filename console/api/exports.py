@@ -15,6 +15,7 @@ from console.api.nodes import NodeViewSet
 from console.api.pagination import KeysetPagination
 from console.api.places import SiteViewSet
 from console.downloads import download
+from console.list_kinds import ranked
 from fleet.inventory.export import CONTENT_TYPES, About, export_rows, file_name
 
 _MEDIA_TYPES = [content_type.split(";")[0] for content_type in CONTENT_TYPES.values()]
@@ -29,7 +30,7 @@ class ExportViewSet(ApiViewSet):
 
     def get_queryset(self) -> QuerySet[Any]:
         found: QuerySet[Any] = getattr(self.access, self.kind)()
-        return found
+        return ranked(found)
 
     @extend_schema(
         parameters=[
@@ -44,7 +45,7 @@ class ExportViewSet(ApiViewSet):
         file_format = request.query_params.get("format", "csv")
         if file_format not in CONTENT_TYPES:
             raise ValidationError({"format": f"One of {', '.join(CONTENT_TYPES)}."})
-        rows = KeysetPagination.ordering_of(request, self).apply(self.filter_queryset(self.get_queryset()))
+        rows = KeysetPagination.ordering_of(request, self)[1].apply(self.filter_queryset(self.get_queryset()))
         params = request.query_params.copy()
         params.pop("format", None)
         now = timezone.now()

@@ -14,6 +14,7 @@ from console.api.health import GpuHealthSerializer, HealthField
 from console.api.history import HistoryMixin
 from console.api.strict import ReadOnlySerializer
 from console.filters import GpuFilter, TenantWorkloadFilter, WorkloadFilter
+from console.list_kinds import GPUS, ranked
 from fleet.models import Gpu, GpuReading, LastKnownReading, MigSlice, ObjectKind, ProtectedPlacement, SliceReading, Workload
 
 
@@ -80,11 +81,11 @@ class RelatedRow(serializers.Field[Any, Any, Any, Any]):
 
     def __init__(self, name: str, serializer: type[serializers.ModelSerializer[Any]]) -> None:
         super().__init__(read_only=True, source="*")
-        self.name, self.serializer = name, serializer
+        self.name, self.shown = name, serializer()  # one for all rows: making one costs more than using it
 
     def to_representation(self, gpu: Gpu) -> Any:
         row = getattr(gpu, self.name, None)
-        return None if row is None else self.serializer(row).data
+        return None if row is None else self.shown.to_representation(row)
 
 
 class LiveSlices(serializers.Field[Any, Any, Any, Any]):
@@ -92,9 +93,10 @@ class LiveSlices(serializers.Field[Any, Any, Any, Any]):
 
     def __init__(self) -> None:
         super().__init__(read_only=True, source="*")
+        self.shown = MigSliceSerializer()
 
     def to_representation(self, gpu: Gpu) -> Any:
-        return MigSliceSerializer([one for one in gpu.slices.all() if one.ended_at is None], many=True).data
+        return [self.shown.to_representation(one) for one in gpu.slices.all() if one.ended_at is None]
 
 
 _PREFETCHED = {"slices": "slices", "slice_readings": "slice_readings"}
@@ -109,7 +111,7 @@ class GpuViewSet(HistoryMixin, ApiViewSet):
     filterset_class = GpuFilter
     lookup_field = "uuid"
     lookup_value_regex = "[^/]+"
-    ordering_fields = {"uuid": "uuid", "site": "node__site__code", "sku": "sku"}
+    ordering_fields = GPUS.orderings
     default_ordering = "uuid"
     expandable = {
         "health": lambda: HealthField(GpuHealthSerializer),
@@ -120,7 +122,7 @@ class GpuViewSet(HistoryMixin, ApiViewSet):
     }
 
     def get_queryset(self) -> QuerySet[Gpu]:
-        queryset = self.access.gpus().select_related("node__site", "replaced_by").prefetch_related("protected_placements")
+        queryset = ranked(self.access.gpus()).select_related("node__site", "replaced_by").prefetch_related("protected_placements")
         expand = self._words("expand")
         one_to_one = [name for name in ("health", "reading", "last_known") if name in expand]
         return queryset.select_related(*one_to_one, "node__site", "replaced_by").prefetch_related(

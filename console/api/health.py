@@ -46,11 +46,11 @@ class HealthField(serializers.Field[Any, Any, Any, Any]):
 
     def __init__(self, serializer: type[serializers.ModelSerializer[Any]]) -> None:
         super().__init__(read_only=True, source="*")
-        self.serializer = serializer
+        self.shown = serializer()
 
     def to_representation(self, value: Any) -> Any:
         row = getattr(value, "health", None)
-        return NEVER if row is None else self.serializer(row).data
+        return NEVER if row is None else self.shown.to_representation(row)
 
 
 class ReadOnlyViewSet(ApiViewSet):

@@ -13,6 +13,7 @@ from console.api.history import HistoryMixin
 from console.api.places import ScopedSlugField
 from console.api.strict import ReadOnlySerializer, StrictModelSerializer
 from console.filters import NodeFilter
+from console.list_kinds import NODES, ranked
 from fleet.models import AgentConnection, Node, ObjectKind, ServiceReading
 
 
@@ -73,7 +74,7 @@ class NodeViewSet(HistoryMixin, WritableViewSet):
     history_kind = ObjectKind.NODE
     serializer_class = NodeSerializer
     filterset_class = NodeFilter
-    ordering_fields = {"id": "pk", "host_name": "host_name", "site": "site__code", "role": "role"}
+    ordering_fields = {**NODES.orderings, "id": "pk"}
     default_ordering = "host_name"
     expandable = {
         "health": lambda: HealthField(NodeHealthSerializer),
@@ -83,7 +84,7 @@ class NodeViewSet(HistoryMixin, WritableViewSet):
     }
 
     def get_queryset(self) -> QuerySet[Node]:
-        queryset = self.access.nodes().select_related("site", "health", "agent_connection")
+        queryset = ranked(self.access.nodes().select_related("site", "health", "agent_connection"))
         return queryset.prefetch_related("service_readings") if "services" in self._words("expand") else queryset
 
     def allow_write(self, instance: Any, values: Mapping[str, Any]) -> None:

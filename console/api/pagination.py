@@ -11,8 +11,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db.models import Field, IntegerField, Q, QuerySet
-from django.db.models.expressions import F, OrderBy
+from django.db.models import IntegerField, QuerySet
 from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -21,45 +20,12 @@ from rest_framework.utils.urls import remove_query_param, replace_query_param
 
 from console.api.strict import refuse_unusable
 from console.counts import bounded_count
+from console.ordering import Order, column_of
 
 DEFAULT_SIZE = 50
 LARGEST_SIZE = 1_000
 LONGEST_CURSOR = 4_096
 LARGEST_KEY = 2**63
-
-
-@dataclass(frozen=True)
-class Order:
-    """How rows follow each other: by these model paths or annotations in turn, rows without a value last, the primary key breaking ties."""
-
-    name: str  # as asked for, "-" in front for descending
-    paths: tuple[str, ...]
-    descending: bool
-
-    def apply(self, queryset: QuerySet[Any], *, backwards: bool = False) -> QuerySet[Any]:
-        downwards = self.descending != backwards
-        terms: list[OrderBy | str] = []
-        for path in self.paths:
-            empty = {"nulls_first" if backwards else "nulls_last": True} if _column(queryset, path)[1] else {}
-            terms.append(F(path).desc(**empty) if downwards else F(path).asc(**empty))
-        return queryset.order_by(*terms, "-pk" if downwards else "pk")
-
-    def beyond(self, queryset: QuerySet[Any], at: Position) -> QuerySet[Any]:
-        """The rows that come after a position, or before it when it looks backwards."""
-        compare = "lt" if self.descending != at.backwards else "gt"
-        same, found = Q(), Q(pk__in=[])
-        for path, value in zip(self.paths, at.values, strict=True):
-            nullable = _column(queryset, path)[1]
-            if value is not None:
-                further = Q(**{f"{path}__{compare}": value})
-                found |= same & (further | Q(**{f"{path}__isnull": True}) if nullable and not at.backwards else further)
-            elif at.backwards:
-                found |= same & Q(**{f"{path}__isnull": False})
-            same &= Q(**{f"{path}__isnull": True}) if value is None else Q(**{path: value})
-        found |= same & Q(**{f"pk__{compare}": at.key})
-        if not _column(queryset, self.paths[0])[1]:  # says again what holds anyway, in words that an index answers
-            found &= Q(**{f"{self.paths[0]}__{compare}e": at.values[0]})
-        return queryset.filter(found)
 
 
 @dataclass(frozen=True)
@@ -80,12 +46,13 @@ class KeysetPagination(BasePagination):
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         self.request = request
         self.size = self._size(request)
-        order = self.ordering_of(request, view)
+        name, order = self.ordering_of(request, view)
         self.count, self.count_is_estimate = bounded_count(queryset)
         text = request.query_params.get("cursor")
-        at = position_of(text, order, queryset) if text else None
+        at = position_of(text, name, order, queryset) if text else None
         backwards = at is not None and at.backwards
-        found = order.apply(order.beyond(queryset, at) if at else queryset, backwards=backwards)
+        after = order.beyond(queryset, values=at.values, key=at.key, backwards=backwards) if at else queryset
+        found = order.apply(after, backwards=backwards)
         # Sorting wide rows costs more than asking for those of the page by their keys.
         places = list(found.values_list("pk", *order.paths)[: self.size + 1])
         more = len(places) > self.size
@@ -94,8 +61,8 @@ class KeysetPagination(BasePagination):
             places.reverse()
         has_next = more if not backwards else bool(at)
         has_previous = bool(at) if not backwards else more
-        self.next = self._link(order, places[-1], False) if places and has_next else None
-        self.previous = self._link(order, places[0], True) if places and has_previous else None
+        self.next = self._link(name, places[-1], False) if places and has_next else None
+        self.previous = self._link(name, places[0], True) if places and has_previous else None
         rows = queryset.in_bulk([place[0] for place in places])
         return [rows[place[0]] for place in places if place[0] in rows]
 
@@ -129,20 +96,21 @@ class KeysetPagination(BasePagination):
         return int(text)
 
     @staticmethod
-    def ordering_of(request: Request, view: Any) -> Order:
+    def ordering_of(request: Request, view: Any) -> tuple[str, Order]:
+        """The order that was asked for, and its name."""
         text = request.query_params.get("ordering") or view.default_ordering
         paths = view.ordering_fields.get(text.removeprefix("-"))
         if paths is None:
             raise ValidationError({"ordering": f"One of {', '.join(sorted(view.ordering_fields))}, with - for descending."})
-        return Order(text, (paths,) if isinstance(paths, str) else tuple(paths), text.startswith("-"))
+        return text, Order((paths,) if isinstance(paths, str) else tuple(paths), text.startswith("-"))
 
-    def _link(self, order: Order, place: Sequence[Any], backwards: bool) -> str:
+    def _link(self, name: str, place: Sequence[Any], backwards: bool) -> str:
         key, *values = (_portable(value) for value in place)
-        cursor = base64.urlsafe_b64encode(json.dumps([order.name, values, key, int(backwards)]).encode()).decode().rstrip("=")
+        cursor = base64.urlsafe_b64encode(json.dumps([name, values, key, int(backwards)]).encode()).decode().rstrip("=")
         return replace_query_param(remove_query_param(self.request.build_absolute_uri(), "cursor"), "cursor", cursor)
 
 
-def position_of(text: str, order: Order, queryset: QuerySet[Any]) -> Position:
+def position_of(text: str, ordering: str, order: Order, queryset: QuerySet[Any]) -> Position:
     """What a cursor says. Anybody may write one: each part is checked against the column that it is compared with. Raises ValidationError."""
     refusal = ValidationError({"cursor": "Not a cursor of this list in this order."})
     if len(text) > LONGEST_CURSOR:
@@ -151,9 +119,9 @@ def position_of(text: str, order: Order, queryset: QuerySet[Any]) -> Position:
         content = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         refuse_unusable(content)
         name, values, key, backwards = content
-        if name != order.name or not isinstance(values, list) or len(values) != len(order.paths) or key is None or backwards not in (0, 1):
+        if name != ordering or not isinstance(values, list) or len(values) != len(order.paths) or key is None or backwards not in (0, 1):
             raise refusal
-        columns = [_column(queryset, path) for path in order.paths]
+        columns = [column_of(queryset, path) for path in order.paths]
         held = tuple(_held(value, column, nullable) for value, (column, nullable) in zip(values, columns, strict=True))
         return Position(held, _held(key, queryset.model._meta.pk, False), bool(backwards))
     except (ValueError, TypeError, OverflowError, RecursionError, DjangoValidationError, ValidationError) as error:
@@ -172,21 +140,6 @@ def _held(value: Any, column: Any, nullable: bool) -> Any:
     if found is None or (isinstance(found, datetime) and found.tzinfo is None):
         raise ValueError("no value of this column")
     return found.astimezone(UTC) if isinstance(found, datetime) else found
-
-
-def _column(queryset: QuerySet[Any], path: str) -> tuple[Field[Any, Any], bool]:
-    """The field behind a path or annotation, and whether it may be without a value."""
-    annotation: Any = queryset.query.annotations.get(path)
-    if annotation is not None:
-        return annotation.output_field, True
-    model: Any = queryset.model
-    column: Any = None
-    nullable = False
-    for part in path.split("__"):
-        column = model._meta.pk if part == "pk" else model._meta.get_field(part)
-        nullable = nullable or column.null
-        model = column.related_model
-    return column, nullable
 
 
 def _portable(value: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db.models import Count, Q, QuerySet
+from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
@@ -19,6 +19,7 @@ from console.api.health import HealthField, SiteHealthSerializer
 from console.api.history import HistoryMixin
 from console.api.strict import StrictModelSerializer
 from console.filters import RegionFilter, SiteFilter
+from console.list_kinds import REGIONS, SITES, region_rows, site_rows, sites_unknown
 from fleet.models import Area, HealthState, ObjectKind, Region, Site
 
 
@@ -69,9 +70,10 @@ class RegionSerializer(StrictModelSerializer):
     @extend_schema_field({"type": "object", "additionalProperties": {"type": "integer"}})
     def get_site_counts(self, region: Region) -> dict[str, int] | None:
         """Sites by health and in all; null where the list was not asked with counts."""
-        if not hasattr(region, "sites_all"):
+        if not hasattr(region, "site_count"):
             return None
-        return {"all": region.sites_all, **{state: getattr(region, f"sites_{state}") for state in HealthState.values}}
+        counts = {state: getattr(region, f"sites_{state}") for state in HealthState.values if state != HealthState.UNKNOWN}
+        return {"all": region.site_count, HealthState.UNKNOWN.value: sites_unknown(region), **counts}
 
 
 class RegionViewSet(HistoryMixin, WritableViewSet):
@@ -82,16 +84,11 @@ class RegionViewSet(HistoryMixin, WritableViewSet):
     serializer_class = RegionSerializer
     filterset_class = RegionFilter
     lookup_field = "slug"
-    ordering_fields = {"slug": "slug", "name": "name"}
+    ordering_fields = {**REGIONS.orderings, "slug": "slug"}
     default_ordering = "slug"
 
     def get_queryset(self) -> QuerySet[Region]:
-        queryset = self.access.regions().select_related("area")
-        if self.action not in {"list", "retrieve"}:
-            return queryset
-        counted = {f"sites_{state}": Count("sites", filter=Q(sites__health__state=state)) for state in HealthState.values if state != HealthState.UNKNOWN}
-        unknown = Count("sites", filter=Q(sites__health__state=HealthState.UNKNOWN) | Q(sites__isnull=False, sites__health__isnull=True))
-        return queryset.annotate(sites_all=Count("sites"), sites_unknown=unknown, **counted)
+        return region_rows(self.access) if self.action in {"list", "retrieve"} else self.access.regions().select_related("area")
 
     def etag(self, instance: Any) -> str:
         return super().etag(Region.objects.select_related("area").get(pk=instance.pk))
@@ -131,12 +128,12 @@ class SiteViewSet(HistoryMixin, WritableViewSet):
     filterset_class = SiteFilter
     lookup_field = "code"
     lookup_value_regex = "[^/]+"
-    ordering_fields = {"code": "code", "name": "name", "region": "region__slug", "kind": "kind"}
+    ordering_fields = SITES.orderings
     default_ordering = "code"
     expandable = {"health": lambda: HealthField(SiteHealthSerializer)}
 
     def get_queryset(self) -> QuerySet[Site]:
-        return self.access.sites().select_related("region", "health")
+        return site_rows(self.access)
 
     @chart_schema
     @action(detail=True, methods=["get"], url_path=CHART_PATH, filter_backends=[], pagination_class=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.db.models import F
 from django.http import HttpRequest, HttpResponseBadRequest
 from django.http.response import HttpResponseBase
 from django.urls import re_path
@@ -12,6 +11,7 @@ from console.access import Access
 from console.downloads import download
 from console.guards import operator_page
 from console.list_kinds import GPUS, NODES, SITES, gpu_rows, node_rows, site_rows
+from console.ordering import Order
 from fleet.inventory.export import CONTENT_TYPES, About, export_rows, file_name
 
 _ROWS = {"sites": (SITES, site_rows), "nodes": (NODES, node_rows), "gpus": (GPUS, gpu_rows)}
@@ -33,8 +33,7 @@ def export(request: HttpRequest, access: Access, kind: str) -> HttpResponseBase:
     if not found.form.is_valid() or paths is None:
         problems = [f"{name}: {text}" for name, texts in found.form.errors.items() for text in texts] or [f"ordering: one of {', '.join(shown.orderings)}."]
         return HttpResponseBadRequest("\n".join(problems), content_type="text/plain; charset=utf-8")
-    down = order.startswith("-")
-    ordered = found.qs.order_by(*(F(each).desc(nulls_last=True) if down else F(each).asc(nulls_last=True) for each in paths), "-pk" if down else "pk")
+    ordered = Order(paths, order.startswith("-")).apply(found.qs)
     now = timezone.now()
     about = About(filter=params.urlencode(), made_at=now, made_by=request.user.get_username())
     chunks = export_rows(kind, ordered, file_format, about)

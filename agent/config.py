@@ -14,6 +14,10 @@ usage_url = "http://127.0.0.1:9400/metrics"         # this node's dcgm-exporter:
 
 [backend]
 kind = "nvml"                           # a file in agent/backends; all other keys of the table are its options
+
+[cluster]                               # left out: this agent has no access to Kubernetes
+kind = "kubernetes"                     # a file in agent/backends; all other keys of the table are its options
+node = "gpu-ams-004"                    # the node's name in Kubernetes
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ class Config:
     state_dir: Path
     backend_kind: str = "nvml"
     backend_options: dict[str, str] = field(default_factory=dict)
+    cluster_kind: str = ""
+    cluster_options: dict[str, str] = field(default_factory=dict)
     ca_file: Path | None = None
     allow_plain_http: bool = False
     converge_seconds: float = 10
@@ -97,10 +103,13 @@ def load_config(path: Path) -> Config:
     try:
         reader = Reader(values)
         backend = reader.optional("backend", lambda name: reader.scalars(name)) or {}
+        cluster = reader.optional("cluster", lambda name: reader.scalars(name))
         config = Config(
             state_dir=Path(reader.text("state_dir", longest=500)),
             backend_kind=str(backend.pop("kind", "nvml")),
             backend_options={name: str(value) for name, value in backend.items()},
+            cluster_kind="" if cluster is None else str(cluster.pop("kind", "kubernetes")),
+            cluster_options={name: str(value) for name, value in (cluster or {}).items()},
             ca_file=Path(text) if (text := reader.optional("ca_file", lambda name: reader.text(name, longest=500, empty=True))) else None,
             allow_plain_http=bool(reader.optional("allow_plain_http", reader.boolean)),
             converge_seconds=reader.optional("converge_seconds", lambda name: reader.number(name, low=0.1, high=3600)) or 10,

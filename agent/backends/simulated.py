@@ -5,30 +5,23 @@ Options: `url` of the simulator's control address, `node` (host name).
 
 from __future__ import annotations
 
-import http.client
-import json
-import threading
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from agent.backends.base import BackendError, ClockReading, ErrorCode, MigProfile, MigReading, PowerReading
+from agent.backends.simulator_wire import SimulatorUnavailable, SimulatorWire
 from agent.protocol import HealthReport, InventoryReport, NodeFacts, SliceFacts
 from agent.protocol.wire import ProtocolError, Reader
-
-TIMEOUT_SECONDS = 10.0
 
 
 class SimulatedBackend:
     """Keeps one connection. Like a real node, it goes on telling its boot id when the rest cannot be asked."""
 
     def __init__(self, url: str, node: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname is None or parts.port is None:
-            raise BackendError(ErrorCode.INVALID, f"backend.url: expected http://host:port, found {url!r}")
-        self._address = (parts.hostname, parts.port)
-        self._path = f"/nodes/{quote(node, safe='')}"
-        self._connection: http.client.HTTPConnection | None = None
-        self._lock = threading.Lock()
+        try:
+            self._wire = SimulatorWire(url, node)
+        except ValueError as error:
+            raise BackendError(ErrorCode.INVALID, f"backend.url: {error}") from error
         self._boot_id = ""
 
     def boot_id(self) -> str:
@@ -95,45 +88,28 @@ class SimulatedBackend:
     def destroy_mig_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
         self._ask("DELETE", _of(gpu_uuid, f"mig/instances/{gpu_instance_id}"))
 
+    def reset_gpu(self, gpu_uuid: str) -> None:
+        self._ask("POST", _of(gpu_uuid, "reset"), once=True)
+
+    def reset_evidence(self, gpu_uuid: str) -> str:
+        return str(self._ask("GET", _of(gpu_uuid, "reset"))["evidence"])
+
+    def reboot(self) -> None:
+        self._ask("POST", "/reboot", once=True)
+
     def close(self) -> None:
-        with self._lock:
-            self._drop()
+        self._wire.close()
 
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _ask(self, method: str, path: str, body: dict[str, int | str] | None = None) -> dict[str, Any]:
-        """The answer's object. A kept connection that the other side has closed meanwhile is tried once more, anew."""
-        with self._lock:
-            fresh = self._connection is None
-            try:
-                status, answer = self._exchange(method, path, body)
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                self._drop()
-                if fresh:
-                    raise BackendError(ErrorCode.UNAVAILABLE, f"the simulator cannot be asked: {error}") from error
-                try:
-                    status, answer = self._exchange(method, path, body)
-                except (OSError, http.client.HTTPException, ValueError) as again:
-                    self._drop()
-                    raise BackendError(ErrorCode.UNAVAILABLE, f"the simulator cannot be asked: {again}") from again
+    def _ask(self, method: str, path: str, body: dict[str, int | str] | None = None, *, once: bool = False) -> dict[str, Any]:
+        """The answer's object. Raises BackendError with the hardware's own code. `once`: never asked for a second time."""
+        try:
+            status, answer = self._wire.ask(method, path, body, once=once)
+        except SimulatorUnavailable as error:
+            raise BackendError(ErrorCode.UNAVAILABLE, str(error)) from error
         if status != 200:
             code = answer.get("code", "")
             raise BackendError(ErrorCode(code) if code in list(ErrorCode) else ErrorCode.UNAVAILABLE, str(answer.get("error", f"HTTP {status}")))
         return answer
-
-    def _exchange(self, method: str, path: str, body: dict[str, int | str] | None) -> tuple[int, dict[str, Any]]:
-        if self._connection is None:
-            self._connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_SECONDS)
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        self._connection.request(method, self._path + path, json.dumps(body) if body is not None else None, headers)
-        response = self._connection.getresponse()
-        answer = json.loads(response.read())
-        if not isinstance(answer, dict):
-            raise ValueError("the answer is not an object")
-        return response.status, answer
 
 
 def _of(gpu_uuid: str, what: str) -> str:

@@ -21,11 +21,13 @@ from typing import Any
 import aiohttp
 
 from agent.backends.simulated import SimulatedBackend
-from agent.config import Config, ConfigError, Enrolment, tls_context
+from agent.backends.simulated_cluster import SimulatedCluster
+from agent.config import Config, ConfigError, Enrolment, LocalConfig, tls_context
 from agent.enrol import EnrolError, enrol
 from agent.journal import Journal
 from agent.keys import load_or_create_key
 from agent.link import Backoff
+from agent.local.opening import open_local
 from agent.node_agent import NodeAgent
 from agent.protocol import Bundle
 from agent.simulator.config import NodeConfig, SimulatorConfig
@@ -45,7 +47,13 @@ class SimulatedAgent:
         self._config = config
         self._node = node
         self._pool = pool
-        self._files = Config(state_dir=Path(config.agents.state_directory) / node.host_name, backend_kind="simulated")
+        exporter = config.exporter_address(node, "dcgm")
+        self._files = Config(
+            state_dir=Path(config.agents.state_directory) / node.host_name,
+            backend_kind="simulated",
+            converge_seconds=config.agents.converge_seconds,
+            local=LocalConfig(usage_url=f"http://{exporter}/metrics" if exporter else ""),
+        )
         self._agent: NodeAgent | None = None
         self._cut = False
         self._powered = asyncio.Event()
@@ -129,10 +137,14 @@ class SimulatedAgent:
 
     def _start(self, enrolment: Enrolment) -> NodeAgent:
         """Runs in the pool, since it asks the hardware and opens the journal."""
+        backend = SimulatedBackend(self._config.control_url, self._node.host_name)
+        cluster = SimulatedCluster(self._config.control_url, self._node.host_name)
         return NodeAgent(
             enrolment=enrolment,
             key=load_or_create_key(self._files.key_file),
-            backend=SimulatedBackend(self._config.control_url, self._node.host_name),
+            backend=backend,
+            cluster=cluster,
+            local=open_local(self._files, enrolment, backend=backend, cluster=cluster),
             journal=Journal(self._files.journal_file),
             pool=self._pool,
             tls=tls_context(enrolment.gateway_url, None),

@@ -13,6 +13,12 @@
 | `GET`, `PUT {"enabled"}` `/nodes/<host>/gpus/<uuid>/mig` | MIG: mode, instances and what is offered; set the mode |
 | `POST /nodes/<host>/gpus/<uuid>/mig/instances {"profile", "start"}` | makes an instance; its `gpu_instance_id` |
 | `DELETE /nodes/<host>/gpus/<uuid>/mig/instances/<id>` | removes it |
+| `GET`, `PUT {"owner"}`, `DELETE ?owner=` `/nodes/<host>/cordon` | cordon: who said so; a person's without an owner |
+| `GET /nodes/<host>/pods` | the node's pods |
+| `POST /nodes/<host>/evictions`, `/deletions {"namespace", "name", "uid", "grace_seconds"}` | ends a pod; 429 with the budget's name that forbids it |
+| `PUT {"name", "allowed"}`, `DELETE /nodes/<host>/budgets/<namespace>` | a disruption budget for a drill |
+| `POST`, `GET /nodes/<host>/gpus/<uuid>/reset` | resets the GPU; a text that changes with each reset |
+| `POST /nodes/<host>/reboot` | down at once, booted six seconds later |
 
 Errors are `{"error": text}` (a field's name first) with 400, 404, 409; hardware that refuses is `{"code", "error"}` with 422.
 """
@@ -28,6 +34,7 @@ from typing import Any
 from aiohttp import web
 
 from agent.backends.base import ErrorCode
+from agent.simulator.cluster_api import ClusterApi
 from agent.simulator.config import parse_scenario
 from agent.simulator.fields import ConfigError, Fields
 from agent.simulator.hardware import Hardware
@@ -65,6 +72,7 @@ class ControlApi:
                 web.put("/nodes/{host}/gpus/{uuid}/mig", self._set_mig_mode),
                 web.post("/nodes/{host}/gpus/{uuid}/mig/instances", self._create_instance),
                 web.delete("/nodes/{host}/gpus/{uuid}/mig/instances/{instance:[0-9]{1,3}}", self._destroy_instance),
+                *ClusterApi(hardware, clock, self.tell_changes).routes,
             ]
         )
 

@@ -13,6 +13,7 @@ from agent.backends.base import ClockReading, ErrorCode, MigReading, PowerReadin
 from agent.protocol import Condition, GpuCondition, HealthReport, InventoryReport, NodeFacts
 from agent.simulator import boards
 from agent.simulator.act_log import ActLog
+from agent.simulator.cluster import Cluster
 from agent.simulator.config import GpuConfig, NodeConfig, ScenarioConfig, SimulatorConfig
 from agent.simulator.dcgm_text import dcgm_page
 from agent.simulator.driver import MIG_ACTS, Driver
@@ -24,6 +25,8 @@ from agent.simulator.scenarios import Event, Scenario, ScenarioBook
 from agent.simulator.service_text import ServicePages
 from agent.simulator.services import Services
 from agent.simulator.topology import node_topology
+
+REBOOT_SECONDS = 6.0
 
 
 class Silence(Enum):
@@ -44,6 +47,8 @@ class Hardware:
         self.version = 0
         self.partitions = Partitions(config)
         self.driver = Driver(config, self.physics, self.partitions)
+        self.cluster = Cluster(config, log, self.partitions)
+        self._resets: dict[str, int] = {}
         self._nodes = list(config.nodes)
         self._pages = ServicePages(self.physics, self.services)
         self._node_rows = {node.host_name: row for row, node in enumerate(config.nodes)}
@@ -72,9 +77,12 @@ class Hardware:
                 gpus = [gpu.uuid for gpu in self.node(record["node"]).gpus]
                 self.driver.forget(gpus)
                 self.partitions.boot(gpus)
+                self.cluster.boot(record["node"], record["at"])
                 self.services.boot_times[self._node_rows[record["node"]]] = record["at"]
             elif record["kind"] == "reset":
-                self.driver.forget([record["gpu"]])
+                self._after_reset(record)
+            elif record["kind"] in ("pod", "budget") or (record["kind"] == "act" and not record["gpu"]):
+                self.cluster.play(record)
             elif record["kind"] == "act" and record["result"] == "ok" and record["gpu"] in self.physics.row_of_gpu:
                 self.driver.play(record)
         self.repartition()
@@ -126,6 +134,9 @@ class Hardware:
             self._apply(event)
         self._step_to(now)
         self.now = now
+        if self.cluster.settle(now, self.down_hosts()):
+            self.repartition()
+            self.physics.settle_clocks()
 
     def _step_to(self, now: float) -> None:
         for _ in self.physics.steps(now):
@@ -161,7 +172,8 @@ class Hardware:
                     self._boot(host, event.at)
             elif scenario.name == "ecc":
                 for gpu in scenario.gpus:
-                    self.log.append("reset", event.at, gpu=gpu)
+                    self._after_reset(self.log.append("reset", event.at, gpu=gpu))
+                self.repartition()
                 self.physics.restart_gpus(rows)
         self._spread(event)
 
@@ -184,6 +196,7 @@ class Hardware:
         self.log.append("boot", at, node=host)
         gpus = [gpu.uuid for gpu in self.node(host).gpus]
         self.partitions.boot(gpus)
+        self.cluster.boot(host, at)
         self.repartition()
         self.physics.restart_gpus([self.physics.row_of_gpu[gpu] for gpu in gpus])
         self.services.restart([self._node_rows[host]], at)
@@ -298,6 +311,55 @@ class Hardware:
             self.repartition()
         self.physics.settle_clocks()
         return record
+
+    def reset_gpu(self, host: str, gpu_uuid: str, now: float) -> None:
+        """Resets one GPU, as `nvidia-smi --gpu-reset` does: refused while something runs on it. Logged whether it succeeds or not."""
+        self.advance(now)
+        more: dict[str, Any] = {"phy": False}
+        try:
+            gpu, row = self._gpu(host, gpu_uuid)
+            more["phy"] = gpu.carries_phy
+            if self.cluster.holds(host, gpu_uuid):
+                raise HardwareError(ErrorCode.IN_USE, "GPU is currently in use by one or more other processes.")
+        except HardwareError as error:
+            self.log.append("act", now, node=host, gpu=gpu_uuid, act="reset_gpu", arguments={}, **more, result=error.code.value)
+            raise
+        self.log.append("act", now, node=host, gpu=gpu_uuid, act="reset_gpu", arguments={}, **more, result="ok")
+        self._after_reset(self.log.append("reset", now, gpu=gpu_uuid))
+        for scenario in [found for found in self.book.active.values() if found.name == "ecc" and found.gpus == (gpu_uuid,)]:
+            self.book.stop(scenario.id, now)
+        self.physics.restart_gpus([row])
+        self.repartition()
+        self._play_due(now)
+
+    def _after_reset(self, record: dict[str, Any]) -> None:
+        """Locks, limits and instances that agents made are gone; the radio's are put back by those who run it."""
+        gpu_uuid = record["gpu"]
+        self._resets[gpu_uuid] = self._resets.get(gpu_uuid, 0) + 1
+        if gpu_uuid in self.physics.row_of_gpu:
+            self.driver.forget([gpu_uuid])
+            self.partitions.boot([gpu_uuid])
+            node, _, _ = self.physics.gpus[self.physics.row_of_gpu[gpu_uuid]]
+            self.cluster.boot(node.host_name, record["at"])
+
+    def reset_evidence(self, host: str, gpu_uuid: str) -> str:
+        """Changes with every reset of the GPU and every boot of its node."""
+        self._gpu(host, gpu_uuid)
+        return f"{self._boots[host]}.{self._resets.get(gpu_uuid, 0)}"
+
+    def reboot(self, host: str, now: float) -> None:
+        """The node goes down at once and boots some seconds later."""
+        self.advance(now)
+        node = self._reachable(host)
+        phy = any(self.partitions.gpus[gpu.uuid].carries_phy for gpu in node.gpus)
+        self.log.append("act", now, node=host, gpu="", act="reboot", arguments={}, phy=phy, result="ok")
+        self.start_scenario(ScenarioConfig(name="node_down", node=host, duration_seconds=REBOOT_SECONDS), now)
+
+    def check_api(self, host: str) -> None:
+        """Raises HardwareError while the API server cannot be asked from this node."""
+        self._reachable(host)
+        if host in self.book.hit_hosts("api_down"):
+            raise HardwareError(ErrorCode.UNAVAILABLE, f"node {host}: the API server does not answer")
 
     def read_clocks(self, host: str, gpu_uuid: str, now: float) -> ClockReading:
         self.advance(now)

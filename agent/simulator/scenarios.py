@@ -5,6 +5,7 @@
 | link_cut | site, node | exporters of all its nodes stop answering, their agents cannot reach the gateway |
 | node_down | site, node | exporters and agent of the node are gone; at the end the node boots: new boot id, locks and counters since boot gone |
 | exporter_down | site, node | only dcgm-exporter stops answering |
+| api_down | site, node | the API server of Kubernetes does not answer the node |
 | exporter_frozen | site, node | dcgm-exporter serves the same text again and again (mode `stale`) or never answers (mode `hang`) |
 | gpu_lost | any | XID 79 on the gauge for `lead_seconds`, then the GPU's series vanish; NVML says lost; ends with a boot of the node |
 | ecc | any | a double-bit error: XID 48, ECC counter, row remap pending; NVML asks for a reset; ends with that reset |
@@ -27,7 +28,7 @@ from typing import Any
 from agent.simulator.config import ScenarioConfig, SimulatorConfig
 from agent.simulator.fields import ConfigError
 
-NODE_SCENARIOS = ("link_cut", "node_down", "exporter_down", "exporter_frozen")
+NODE_SCENARIOS = ("link_cut", "node_down", "exporter_down", "exporter_frozen", "api_down")
 GPU_SCENARIOS = ("gpu_lost", "ecc", "thermal_throttle", "noisy_neighbour", "power_spike", "xid")
 SCENARIOS = NODE_SCENARIOS + GPU_SCENARIOS
 FROZEN_MODES = ("stale", "hang")

@@ -24,7 +24,7 @@ class Driver:
         self._seed, self._physics, self._partitions = config.seed, physics, partitions
 
     def check(self, gpu_uuid: str, act: str, arguments: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """What the act's record must hold besides. Raises HardwareError as the driver would; nothing is changed."""
+        """What the act's record must hold besides: `phy`, whether it reaches the radio, and what is needed to play it. Raises HardwareError as the driver would; nothing is changed."""
         row = self._physics.row_of_gpu[gpu_uuid]
         if act == "set_clock_range":
             low, high = arguments["min_mhz"], arguments["max_mhz"]
@@ -40,10 +40,16 @@ class Driver:
         elif act == "create_mig_instance":
             found = self._partitions.next_id(gpu_uuid, arguments["profile"], arguments["start"])
             name = f"{self._seed}/{gpu_uuid}/{found}/{number}"
-            return {"gpu_instance_id": found, "mig_uuid": f"MIG-{uuid.uuid5(uuid.NAMESPACE_URL, name)}"}
+            return {"gpu_instance_id": found, "mig_uuid": f"MIG-{uuid.uuid5(uuid.NAMESPACE_URL, name)}", "phy": False}
         elif act == "destroy_mig_instance":
             self._partitions.check_destroy(gpu_uuid, arguments["gpu_instance_id"])
-        return {}
+        return {"phy": self._reaches_phy(gpu_uuid, act, arguments)}
+
+    def _reaches_phy(self, gpu_uuid: str, act: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether the radio feels the act: all that is of the whole GPU on one that carries it, and the end of one of its instances."""
+        parts = self._partitions.gpus[gpu_uuid].mig or ()
+        gone = arguments["gpu_instance_id"] if act == "destroy_mig_instance" else None
+        return any(part.purpose == "phy" and (gone is None or part.gpu_instance_id == gone) for part in parts)
 
     def play(self, record: Mapping[str, Any]) -> None:
         """The effect of a logged act; kinds that are not the driver's have none here."""

@@ -98,6 +98,16 @@ def test_a_layout_that_no_agent_changed_is_restored_by_the_nodes_own_boot(tmp_pa
     assert layout(hardware, HOST, SLICED, NOW + 20) == before
 
 
+def test_the_log_says_which_acts_reach_the_radio(tmp_path: Path) -> None:
+    hardware = make_hardware(tmp_path)
+    free_the_last_slice(hardware, NOW + 1)
+    hardware.act(RADIO, PHY, "create_mig_instance", {"profile": "1g.10gb", "start": 6}, NOW + 2)
+    hardware.act(HOST, WHOLE, "set_power_limit", {"limit_mw": 450_000}, NOW + 3)
+    hardware.act(RADIO, PHY, "set_power_limit", {"limit_mw": 300_000}, NOW + 4)
+    hardware.act(RADIO, PHY, "set_clock_range", {"min_mhz": 600, "max_mhz": 900}, NOW + 5)
+    assert [record["phy"] for record in hardware.log.since(0, kind="act")] == [False, False, False, True, True]
+
+
 def test_mode_is_refused_while_something_is_there_and_without_mig(tmp_path: Path) -> None:
     hardware = make_hardware(tmp_path)
     for host, gpu, enabled, code in (

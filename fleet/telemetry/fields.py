@@ -299,22 +299,27 @@ def sliced_utilization(slices: Iterable[tuple[str, float | None]]) -> float | No
     return total / COMPUTE_SLICES if seen else None
 
 
+_WORKLOAD_LABELS = ("namespace", "pod", "container")
+_OLD_WORKLOAD_LABELS = ("pod_namespace", "pod_name", "container_name")  # of dcgm-exporter before 2.4, and with --use-old-namespace
+
+
 def workload_of(labels: Mapping[str, str], *, honor_labels: bool) -> tuple[str, str, str]:
     """(namespace, pod, container) of the workload that a series names; empty texts when there is none.
 
-    `exported_*` wins. Without it, pod/namespace/container are the workload's only where Prometheus honours the target's labels; otherwise
-    they are the exporter's own.
+    Prometheus renames to `exported_*` what collides with the target's own labels: `exported_*` wins. Without it pod, namespace and container are the
+    workload's only where Prometheus honours the target's labels; otherwise they are the exporter's own. Targets have no labels of the old names.
     """
-    if labels.get("exported_pod"):
-        return labels.get("exported_namespace", ""), labels["exported_pod"], labels.get("exported_container", "")
-    if honor_labels and "exported_pod" not in labels:
-        pod = labels.get("pod") or labels.get("pod_name") or ""
-        if pod:
-            return (
-                labels.get("namespace") or labels.get("pod_namespace") or "",
-                pod,
-                labels.get("container") or labels.get("container_name") or "",
-            )
+    for names, own in ((_WORKLOAD_LABELS, honor_labels), (_OLD_WORKLOAD_LABELS, True)):
+        exported = tuple(f"exported_{name}" for name in names)
+        if exported[1] in labels:
+            found = exported
+        elif own and labels.get(names[1]):
+            found = names
+        else:
+            continue
+        if labels[found[1]]:
+            namespace, pod, container = (labels.get(name, "") for name in found)
+            return namespace, pod, container
     return "", "", ""
 
 

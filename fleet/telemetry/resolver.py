@@ -19,6 +19,7 @@ _IDENTITY_LABELS = (
     *("site", "node", "Hostname", "hostname", "UUID", "uuid", "gpu_uuid", "gpu", "pci_bus_id", "modelName", "model_name", "DCGM_FI_DRIVER_VERSION"),
     *("GPU_I_ID", "GPU_I_PROFILE", "exported_pod", "exported_namespace", "exported_container"),
     *("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name"),
+    *("exported_pod_name", "exported_pod_namespace", "exported_container_name"),
     *SHARING_LABELS,
 )
 _MAX_IDENTITIES = 5_000

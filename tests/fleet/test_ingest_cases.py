@@ -102,6 +102,16 @@ def test_c03_the_workload_is_never_the_exporter(door: Door) -> None:
 
 
 @DOORS
+def test_c03_old_names_of_the_workload_do_not_collide_with_the_targets(door: Door) -> None:
+    ingest = fleet_of(["GPU-1"])
+    old = {"pod_name": "llm-0", "pod_namespace": "tenant-a", "container_name": "main"}
+    own = {"pod": "dcgm-exporter-x", "namespace": "gpu-mon", "container": "exporter"}
+    door(ingest, [Sample({"__name__": "DCGM_FI_DEV_POWER_USAGE", "UUID": "GPU-1", **old, **own}, 300.0, T0)])
+    (seen,) = ingest.sightings.take(now=T0 + 3, limit=10)
+    assert (seen.namespace, seen.pod, seen.container) == ("tenant-a", "llm-0", "main")
+
+
+@DOORS
 def test_c04_values_of_the_device_are_taken_once(door: Door) -> None:
     expect = case_json("C04")
     ingest = ingest_of(from_exposition(case_file("C04", "scrape.prom")), door)

@@ -105,6 +105,10 @@ def test_sliced_utilisation_is_weighted_and_unknown_when_a_slice_is() -> None:
         ({"pod": "", "namespace": "", "container": ""}, True, ("", "", "")),
         ({"exported_pod": "", "pod": "exporter", "namespace": "mon"}, True, ("", "", "")),
         ({"pod_name": "a", "pod_namespace": "t", "container_name": "c"}, True, ("t", "a", "c")),
+        ({"pod_name": "a", "pod_namespace": "t", "container_name": "c", "pod": "exporter", "namespace": "mon"}, False, ("t", "a", "c")),
+        ({"exported_pod_name": "a", "exported_pod_namespace": "t", "exported_container_name": "c", "pod_name": "exporter"}, False, ("t", "a", "c")),
+        ({"exported_pod_name": "", "pod_name": "exporter", "pod_namespace": "mon"}, False, ("", "", "")),
+        ({"pod_name": "", "pod": "exporter", "namespace": "mon"}, False, ("", "", "")),
         ({}, True, ("", "", "")),
     ],
 )

@@ -200,7 +200,25 @@ class Load:
 
 
 def write_configuration(folder: Path, control_port: int, door_port: int, triton_port: int) -> None:
-    gpus = [{"uuid": f"GPU-bench-{index}", "index": index, "pci_bus_id": f"00000000:{index + 16:02X}:00.0", "sku": "h100-sxm-80gb"} for index in range(8)]
+    gpus = [
+        {
+            "uuid": f"GPU-bench-{index}",
+            "index": index,
+            "pci_bus_id": f"00000000:{index + 16:02X}:00.0",
+            "sku": "h100-sxm-80gb",
+            "mig": [
+                {
+                    "profile": "1g.10gb",
+                    "start": start,
+                    "gpu_instance_id": 7 + start,
+                    "mig_uuid": f"MIG-{index}-{start}",
+                    "workload": {"namespace": f"tenant-{(7 * index + start) % 20}", "pod": f"pod-{index}-{start}", "container": "server"},
+                }
+                for start in range(7)
+            ],
+        }
+        for index in range(8)
+    ]
     node = {
         "site": "B1",
         "region": "bench",
@@ -216,6 +234,7 @@ def write_configuration(folder: Path, control_port: int, door_port: int, triton_
     (folder / "agent.toml").write_text(
         f'state_dir = "{folder}"\n'
         f'[backend]\nkind = "simulated"\nurl = "http://127.0.0.1:{control_port}"\nnode = "{HOST}"\n'
+        f'[cluster]\nkind = "simulated_cluster"\nurl = "http://127.0.0.1:{control_port}"\nnode = "{HOST}"\n'
         f'[local]\nadmission_port = {door_port}\nadmission_socket = "{folder}/admission.sock"\n'
         f'depth_urls = ["http://127.0.0.1:{triton_port}/metrics"]\nusage_url = "http://127.91.7.1:19400/metrics"\n'
     )

@@ -182,3 +182,17 @@ def test_a_file_that_is_no_key_is_refused_and_a_key_in_use_is_not_replaced(key: 
     settings.SIGNING_KEY_FILE = str(key.with_name("missing.pem"))
     with pytest.raises(signing.SigningUnavailable, match="No such file"):
         signing.signing_key()
+
+
+def test_a_document_says_where_its_node_stands() -> None:
+    gpu = make_gpu()
+    site = gpu.node.site
+    policy(ObjectKind.GPU, gpu.uuid)
+    desired_state.issue_documents([gpu.node_id], now=T0)
+    place = state_of(gpu.node).place
+    assert (place.area, place.region, place.site, place.node) == (site.region.area.slug, site.region.slug, site.code, str(gpu.node_id))
+    assert place.time_zone == str(site.time_zone)
+    site.time_zone = "Asia/Kolkata"
+    site.save()
+    desired_state.issue_documents([gpu.node_id], now=T0)
+    assert (state_of(gpu.node).place.time_zone, state_of(gpu.node).version) == ("Asia/Kolkata", 2)

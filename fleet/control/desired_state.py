@@ -2,7 +2,7 @@
 
 Policies hold on a scope from the whole fleet down to one GPU; the narrower wins, and among equals the later one. Every layer is in the
 document, so that an agent out of contact falls back by itself when the narrowest ends. A GPU that carries PHY gets no control of the
-whole GPU.
+whole GPU. A control of the node has "" for its GPU.
 """
 
 from collections import defaultdict
@@ -17,6 +17,7 @@ from django.db.models import Q
 
 from agent.protocol import Control, DesiredState, Layer, Place, ProtectedSpan, ProtocolError, sign_document
 from fleet.control import signing
+from fleet.control.limits import BESIDE_PHY, NODE_WIDE
 from fleet.inventory import protection
 from fleet.inventory.mig import WHOLE
 from fleet.models import DesiredDocument, Gpu, Node, ObjectKind, Policy, ProtectedPlacement
@@ -108,19 +109,28 @@ def _policies_by_scope(places: Iterable[Place], gpu_uuids: list[str], now: datet
 
 
 def _controls(place: Place, gpu_uuids: list[str], carry_phy: set[str], policies: Mapping[tuple[str, str], list[Policy]]) -> tuple[Control, ...]:
-    controls: list[Control] = []
+    """Those of the node first, then those of each GPU. A GPU that carries PHY has only controls that leave the radio's placements as they are."""
+    scopes = [(kind.value, _key_of(place, kind)) for kind in RANK if kind != ObjectKind.GPU]
+    covering = [policy for scope in scopes for policy in policies.get(scope, ())]
+    controls = _stacks("", [policy for policy in covering if policy.control in NODE_WIDE])
     for gpu_uuid in gpu_uuids:
+        found = [policy for policy in [*covering, *policies.get((ObjectKind.GPU.value, gpu_uuid), ())] if policy.control not in NODE_WIDE]
         if gpu_uuid in carry_phy:
-            continue
-        scopes = [(kind, _key_of(place, kind)) for kind in RANK if kind != ObjectKind.GPU] + [(ObjectKind.GPU, gpu_uuid)]
-        by_control: dict[str, list[Policy]] = defaultdict(list)
-        for scope in scopes:
-            for policy in policies.get((scope[0].value, scope[1]), ()):
-                by_control[policy.control].append(policy)
-        for control, found in sorted(by_control.items()):
-            found.sort(key=lambda policy: (RANK[ObjectKind(policy.scope_kind)], policy.created_at, policy.pk), reverse=True)
-            controls.append(Control(control=control, gpu_uuid=gpu_uuid, layers=tuple(_layer(policy) for policy in found[:20])))
+            found = [policy for policy in found if policy.control in BESIDE_PHY]
+        controls += _stacks(gpu_uuid, found)
     return tuple(controls)
+
+
+def _stacks(gpu_uuid: str, policies: Iterable[Policy]) -> list[Control]:
+    """One stack of layers per control, the narrowest scope first, among equals the later."""
+    by_control: dict[str, list[Policy]] = defaultdict(list)
+    for policy in policies:
+        by_control[policy.control].append(policy)
+    controls: list[Control] = []
+    for control, found in sorted(by_control.items()):
+        found.sort(key=lambda policy: (RANK[ObjectKind(policy.scope_kind)], policy.created_at, policy.pk), reverse=True)
+        controls.append(Control(control=control, gpu_uuid=gpu_uuid, layers=tuple(_layer(policy) for policy in found[:20])))
+    return controls
 
 
 def _layer(policy: Policy) -> Layer:

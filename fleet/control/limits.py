@@ -22,6 +22,8 @@ CONTROLS = (CLOCK_RANGE, POWER_CAP, MIG_LAYOUT, CORDON)
 NODE_WIDE = frozenset({CORDON})
 # They act on all slices of a GPU alike, so they reach PHY where it has a protected placement.
 GPU_WIDE = frozenset({CLOCK_RANGE, POWER_CAP})
+# They may be set on a GPU that carries PHY: the agent keeps the radio's placements as they are.
+BESIDE_PHY = frozenset({MIG_LAYOUT})
 # Where the catalogue knows no clock of a board.
 LOWEST_MHZ, HIGHEST_MHZ = 100, 5000
 

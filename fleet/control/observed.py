@@ -1,7 +1,7 @@
 """What agents observe of their controls: stored in batches, an older observation never over a newer one; and desired against observed for pages."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,29 +11,29 @@ from django.db.models import Max
 from psycopg.types.json import Jsonb
 
 from agent.protocol import Observation, ObservedState
-from fleet.models import AgentConnection, DesiredDocument, Gpu, ObjectKind, ObservedControl, Policy
+from fleet.models import AgentConnection, DesiredDocument, Gpu, Node, ObjectKind, ObservedControl, Policy
 from fleet.stream import publish_notices
 
-# Only GPUs that the inventory has on the reporting node, and only versions that were issued to it: the rest is not this node's to say.
+# Only the node itself ("") and GPUs that the inventory has on it, and only versions that were issued to it: the rest is not this node's to say.
 _UPSERT = """
     INSERT INTO fleet_observedcontrol AS held (node_id, gpu_uuid, control, version, state, observed, detail, at, sequence, received_at)
     SELECT seen.node_id, seen.gpu_uuid, seen.control, seen.version, seen.state, seen.observed, seen.detail, seen.at, seen.sequence, %(now)s
     FROM unnest(%(node_id)s::bigint[], %(gpu_uuid)s::text[], %(control)s::text[], %(version)s::bigint[], %(state)s::text[], %(observed)s::jsonb[],
         %(detail)s::text[], %(at)s::timestamptz[], %(sequence)s::bigint[])
         AS seen (node_id, gpu_uuid, control, version, state, observed, detail, at, sequence)
-    JOIN fleet_gpu gpu ON gpu.uuid = seen.gpu_uuid AND gpu.node_id = seen.node_id
-    WHERE seen.version <= (SELECT max(version) FROM fleet_desireddocument WHERE node_id = seen.node_id)
+    LEFT JOIN fleet_gpu gpu ON gpu.uuid = seen.gpu_uuid AND gpu.node_id = seen.node_id
+    WHERE (gpu.id IS NOT NULL OR seen.gpu_uuid = '') AND seen.version <= (SELECT max(version) FROM fleet_desireddocument WHERE node_id = seen.node_id)
     ON CONFLICT (node_id, gpu_uuid, control) DO UPDATE SET version = excluded.version, state = excluded.state, observed = excluded.observed,
         detail = excluded.detail, at = excluded.at, sequence = excluded.sequence, received_at = excluded.received_at
     WHERE held.version <= excluded.version AND held.sequence < excluded.sequence
-    RETURNING gpu_uuid, control, state, detail
+    RETURNING node_id, gpu_uuid, control, state, detail
 """
 # A sequence is a time in milliseconds at most so far ahead of ours; further ahead it would shut out everything that follows.
 LATEST_SEQUENCE_AHEAD_SECONDS = 400 * 86_400.0
 
 
 def record_observations(observations: Iterable[tuple[int, Observation]], *, now: datetime) -> int:
-    """Store pairs of (node id, observation), the newest of each control and GPU, and tell the live pages. Returns how many rows changed."""
+    """Store pairs of (node id, observation), the newest of each control and GPU or node, and tell the live pages. Returns how many rows changed."""
     newest: dict[tuple[int, str, str], Observation] = {}
     latest = int((now.timestamp() + LATEST_SEQUENCE_AHEAD_SECONDS) * 1000)
     for node_id, observation in observations:
@@ -45,7 +45,7 @@ def record_observations(observations: Iterable[tuple[int, Observation]], *, now:
     rows = sorted(newest.items(), key=lambda item: item[0])
     found = [observation for _, observation in rows]
     held = ObservedControl.objects.filter(node_id__in={key[0] for key, _ in rows}, gpu_uuid__in={key[1] for key, _ in rows})
-    said = {(row.gpu_uuid, row.control): (row.state, row.detail) for row in held}
+    said = {(row.node_id, row.gpu_uuid, row.control): (row.state, row.detail) for row in held}
     with connection.cursor() as cursor:
         cursor.execute(
             _UPSERT,
@@ -62,32 +62,32 @@ def record_observations(observations: Iterable[tuple[int, Observation]], *, now:
                 "sequence": [observation.sequence for observation in found],
             },
         )
-        stored = {(gpu_uuid, control): (state, detail) for gpu_uuid, control, state, detail in cursor.fetchall()}
+        stored = {(node_id, gpu_uuid, control): (state, detail) for node_id, gpu_uuid, control, state, detail in cursor.fetchall()}
     _tell_pages({key: news for key, news in stored.items() if said.get(key) != news})
     return len(stored)
 
 
-def _tell_pages(news: dict[tuple[str, str], tuple[str, str]]) -> None:
+def _tell_pages(news: Mapping[tuple[int, str, str], tuple[str, str]]) -> None:
     """Only what is new: an agent repeats each observation once a minute."""
+    if not news:
+        return
     places = {
-        gpu_uuid: (site, region_id)
-        for gpu_uuid, site, region_id in Gpu.objects.filter(uuid__in={gpu_uuid for gpu_uuid, _ in news}).values_list(
-            "uuid", "node__site__code", "node__site__region_id"
-        )
+        node_id: (site, region_id)
+        for node_id, site, region_id in Node.objects.filter(pk__in={node_id for node_id, _, _ in news}).values_list("pk", "site__code", "site__region_id")
     }
     publish_notices(
         {
             "type": "control",
-            "site": places[gpu_uuid][0],
-            "region_id": places[gpu_uuid][1],
-            "kind": "gpu",
-            "key": gpu_uuid,
+            "site": places[node_id][0],
+            "region_id": places[node_id][1],
+            "kind": "gpu" if gpu_uuid else "node",
+            "key": gpu_uuid or str(node_id),
             "control": control,
             "state": state,
             "detail": detail,
         }
-        for (gpu_uuid, control), (state, detail) in news.items()
-        if gpu_uuid in places
+        for (node_id, gpu_uuid, control), (state, detail) in news.items()
+        if node_id in places
     )
 
 

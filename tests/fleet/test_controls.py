@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,30 @@ def test_late_doubled_and_foreign_observations_change_nothing(locked: Gpu) -> No
     far = seen(locked, ObservedState.FAILED, sequence=2**62)
     assert record([seen(locked, ObservedState.FAILED, version=99, sequence=9), elsewhere, unknown, far], now=T0) == 0
     assert ObservedControl.objects.get().state == "applied"
+
+
+@pytest.mark.django_db
+def test_what_a_node_says_of_itself_is_its_own() -> None:
+    """A control of the node has no GPU; each node has one of its own, in one batch too."""
+    first, second = make_gpu(), make_gpu()
+    for gpu in (first, second):
+        submit(gpu)
+    client = redis.Redis.from_url(django_settings.REDIS_URL)
+    client.delete(NOTICE_KEY)
+    pairs = []
+    for gpu, state in ((first, ObservedState.APPLIED), (second, ObservedState.DRIFTED)):
+        node_id, observation = seen(gpu, state, sequence=2)
+        pairs.append((node_id, replace(observation, gpu_uuid="", control="cordon")))
+    assert observed.record_observations(pairs, now=T0) == 2
+    held = {row.node_id: (row.control, row.state) for row in ObservedControl.objects.filter(gpu_uuid="")}
+    assert held == {first.node_id: ("cordon", "applied"), second.node_id: ("cordon", "drifted")}
+    entries: Any = client.xrange(NOTICE_KEY)
+    client.close()
+    notices = [json.loads(fields[b"d"]) for _, fields in entries]
+    assert {(notice["kind"], notice["key"], notice["state"]) for notice in notices} == {
+        ("node", str(first.node_id), "applied"),
+        ("node", str(second.node_id), "drifted"),
+    }
 
 
 @pytest.mark.django_db

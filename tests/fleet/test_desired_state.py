@@ -27,12 +27,21 @@ def key(tmp_path: Path, settings: Settings) -> Path:
     return path
 
 
-def policy(kind: ObjectKind, key: str, *, low: int = 1200, minutes: int | None = 60, at: int = 0) -> Policy:
+def policy(
+    kind: ObjectKind,
+    key: str,
+    *,
+    low: int = 1200,
+    minutes: int | None = 60,
+    at: int = 0,
+    control: str = "clock_range",
+    parameters: dict[str, object] | None = None,
+) -> Policy:
     return Policy.objects.create(
-        control="clock_range",
+        control=control,
         scope_kind=kind,
         scope_key=key,
-        parameters={"min_mhz": low, "max_mhz": 1400},
+        parameters={"min_mhz": low, "max_mhz": 1400} if parameters is None else parameters,
         reason="test",
         starts_at=T0,
         ends_at=None if minutes is None else T0 + timedelta(minutes=minutes),
@@ -72,6 +81,21 @@ def test_narrower_wins_and_each_value_says_where_it_comes_from() -> None:
     assert [layer.parameters["min_mhz"] for layer in control.layers] == [1000, 1001, 1002, 1003, 1004, 1005]
     assert control.layers[0].scope == f"gpu {gpu.uuid}"
     assert control.layers[-1].scope == "fleet"
+
+
+def test_a_control_of_the_node_is_there_once_and_a_gpu_with_phy_has_only_what_leaves_the_radio() -> None:
+    phy = make_phy_gpu()
+    other = make_gpu(node=phy.node)
+    site = phy.node.site
+    policy(ObjectKind.SITE, site.code, control="cordon", parameters={"cordoned": True})
+    policy(ObjectKind.NODE, str(phy.node_id), control="cordon", parameters={"cordoned": False})
+    policy(ObjectKind.SITE, site.code, control="power_cap", parameters={"watts": 300})
+    policy(ObjectKind.GPU, phy.uuid, control="mig_layout", parameters={"layout": "1g.10gb@0"})
+    policy(ObjectKind.GPU, phy.uuid, control="a_control_of_tomorrow", parameters={})
+    desired_state.issue_documents([phy.node_id], now=T0)
+    found = [(control.control, control.gpu_uuid, [layer.parameters for layer in control.layers]) for control in state_of(phy.node).controls]
+    assert found[0] == ("cordon", "", [{"cordoned": False}, {"cordoned": True}])
+    assert sorted(found[1:]) == sorted([("power_cap", other.uuid, [{"watts": 300}]), ("mig_layout", phy.uuid, [{"layout": "1g.10gb@0"}])])
 
 
 def test_among_equals_the_later_one_comes_first() -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from agent.backends import nvml_mig
+from agent.backends import node_tools, nvml_mig
 from agent.backends.base import BackendError, ClockReading, ErrorCode, MigReading, PowerReading
 from agent.backends.nvml_topology import read_topology
 from agent.protocol import Condition, DriverMismatch, GpuCondition, GpuFacts, HealthReport, InventoryReport, NodeFacts, Sharing
@@ -75,11 +75,20 @@ def _optional(call: Callable[[], T]) -> T | None:
 
 
 class NvmlBackend:
-    """`proc` and `sys` are where the kernel shows itself."""
+    """`proc` and `sys` are where the kernel shows itself; the commands reset a GPU and reboot the node."""
 
-    def __init__(self, *, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+    def __init__(
+        self,
+        *,
+        proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+        reset_command: str = node_tools.RESET_COMMAND,
+        reboot_command: str = node_tools.REBOOT_COMMAND,
+    ) -> None:
         self._proc = proc
         self._sys = sys
+        self._reset_command = reset_command
+        self._reboot_command = reboot_command
         self._ready = False
         self._inside = 0
         self._kubelet_version: str | None = None
@@ -207,6 +216,21 @@ class NvmlBackend:
         finally:
             self._inside -= 1
 
+    # The whole GPU and the whole node.
+
+    def reset_gpu(self, gpu_uuid: str) -> None:
+        if self._inside:
+            raise BackendError(ErrorCode.IN_USE, "the agent itself is changing MIG on this node")
+        self.close()
+        node_tools.reset_gpu(gpu_uuid, command=self._reset_command)
+
+    def reset_evidence(self, gpu_uuid: str) -> str:
+        """NVML counts no resets."""
+        return ""
+
+    def reboot(self) -> None:
+        node_tools.reboot(command=self._reboot_command)
+
     # The library.
 
     def _open(self) -> None:
@@ -305,8 +329,13 @@ class NvmlBackend:
 
 
 def open_backend(options: dict[str, str]) -> NvmlBackend:
-    """Options: `proc` and `sys`, for an agent in a container that sees the host's under another path."""
-    return NvmlBackend(proc=Path(options.get("proc", "/proc")), sys=Path(options.get("sys", "/sys")))
+    """Options: `proc` and `sys`, `nvidia_smi` and `reboot` (commands), for an agent in a container that has to reach the host's."""
+    return NvmlBackend(
+        proc=Path(options.get("proc", "/proc")),
+        sys=Path(options.get("sys", "/sys")),
+        reset_command=options.get("nvidia_smi", node_tools.RESET_COMMAND),
+        reboot_command=options.get("reboot", node_tools.REBOOT_COMMAND),
+    )
 
 
 def _text(value: bytes | str) -> str:

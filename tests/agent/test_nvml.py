@@ -231,3 +231,16 @@ def test_without_the_library_the_agent_says_so(tmp_path: Path) -> None:
     _, health = node.inspect()
     node.stop()
     assert "NVML Shared Library Not Found" in health["driver_error"]
+
+
+def test_a_reset_lets_go_of_the_library_and_takes_it_up_again(node: Node) -> None:
+    node.hardware(*healthy())
+    node.inspect()
+    smi = node.folder / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\necho "$@" >{node.folder}/said\n')
+    smi.chmod(0o755)
+    assert node.ask("gpu_reset", gpu=ALL[0]) is None
+    assert (node.folder / "said").read_text().split() == ["--gpu-reset", "-i", ALL[0]]
+    assert len(node.inspect()[0]["gpus"]) == len(ALL)
+    smi.write_text("#!/bin/sh\necho 'GPU 00000000:19:00.0: In use by another client'; exit 255\n")
+    assert node.ask("gpu_reset", gpu=ALL[0])["error"] == "in_use"

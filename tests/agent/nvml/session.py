@@ -17,7 +17,7 @@ from agent.protocol import ProtectedSpan
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    backend = open_backend({"proc": str(folder / "proc"), "sys": str(folder / "sys")})
+    backend = open_backend({"proc": str(folder / "proc"), "sys": str(folder / "sys"), "nvidia_smi": str(folder / "nvidia-smi")})
     journal = Journal(folder / "journal.sqlite3")
     actions = discover_actions()
     for line in sys.stdin:
@@ -32,6 +32,8 @@ def main() -> None:
                     actions["clock_range"].apply(Target(backend, command["gpu"]), {"min_mhz": command["low"], "max_mhz": command["high"]})
                 case "reset":
                     actions["clock_range"].undo(Target(backend, command["gpu"]))
+                case "gpu_reset":
+                    backend.reset_gpu(command["gpu"])
                 case "read":
                     answer = asdict(backend.read_clocks(command["gpu"]))
                 case "apply" | "look" | "undo" as what:

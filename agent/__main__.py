@@ -9,6 +9,7 @@ import json
 import logging
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from agent.keys import KeyFileError, load_key, load_or_create_key
 from agent.local.opening import open_local
 from agent.node_agent import NodeAgent
 from agent.protocol import Bundle, ProtocolError
+from agent.store import Store
+from agent.switches import Switches
 
 DEFAULT_CONFIG = Path("/etc/masthead-agent.toml")
 EXIT_WAITS = 3
@@ -115,8 +118,13 @@ def show_status(config: Config) -> None:
         for entry in journal.entries().values()
     ]
     journal.close()
+    switches: list[dict[str, Any]] = []
+    if config.local_file.exists():
+        store = Store(config.local_file)
+        switches = [update.to_json() for update in Switches(store, node_id=enrolment.node_id, trusted_keys=enrolment.console_keys).updates(time.time())]
+        store.close()
     status = {"node_id": enrolment.node_id, "gateway_url": enrolment.gateway_url, "document_version": document.version if document else None}
-    print(json.dumps({**status, "controls": controls}, indent=2))
+    print(json.dumps({**status, "controls": controls, "switches": switches}, indent=2))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -55,6 +55,13 @@ def _means(kill: Switch, pod: Pod, rules: LocalRules) -> bool:
     return rule is not None and kill.tenant in ("", rule.tenant) and (not kill.model or kill.model in rule.models)
 
 
+def devices_unseen(pods: Iterable[Pod], rules: LocalRules) -> bool:
+    """Whether pods of AI tenants run and not one pod of the node is said to hold a device: then what they hold is not known, rather than nothing."""
+    found = [pod for pod in pods if not is_over(pod)]
+    tenants = any(pod.phase == "Running" and rules.workload_rule(pod.namespace, pod.service_account) for pod in found)
+    return tenants and not any(pod.gpus for pod in found)
+
+
 class Killer:
     """Enforces active kills. One call at a time."""
 
@@ -118,12 +125,15 @@ class Killer:
                     self._store.write("DELETE FROM kill_pod WHERE switch = ? AND uid = ?", (kill.switch, uid))
                     self._store.write("INSERT INTO kill_count VALUES (?, 1) ON CONFLICT (switch) DO UPDATE SET stopped = stopped + 1", (kill.switch,))
             since = dict(self._store.rows("SELECT uid, since FROM kill_pod WHERE switch = ?", (kill.switch,)))
+        stopped = self._stopped(kill)
+        if not stopped and devices_unseen(after, rules):
+            return Outcome(SwitchState.PENDING, remaining=None, detail="Admission is closed. Which devices the pods hold is not known.")
         remaining = len(left.delete) + len(left.held)
         detail = trouble or next(iter(left.held.values()), "")
         settling = not trouble and not left.held and all(0 <= now - since.get(pod.uid, now) < AGAIN_SECONDS for pod in left.delete)
         return Outcome(
             state=SwitchState.PENDING if remaining else SwitchState.APPLIED,
-            stopped=self._stopped(kill),
+            stopped=stopped,
             remaining=remaining,
             detail=detail[:300],
             settling=settling,

@@ -170,6 +170,18 @@ def test_what_may_be_phy_is_left_and_named() -> None:
     assert "static pod" in world.agent.step(desired(), T0).updates[0].detail
 
 
+def test_pods_whose_devices_nobody_knows_are_not_called_stopped() -> None:
+    world = armed_world(pod("llm"), pod("du", namespace="ran-phy"))
+    (update,) = world.agent.step(desired(), T0).updates
+    assert (update.state, update.remaining) == (SwitchState.PENDING, None)
+    assert "devices" in update.detail
+    # Beside pods whose devices are known, and after a stop, one without a device holds none.
+    world.pods.running.append(pod("asr", B, namespace="tenant-b"))
+    assert names(world.agent.step(desired(), T0 + 10).updates) == [(SwitchState.APPLIED, 1, 0)]
+    assert world.agent.step(desired(), T0 + 20).updates == ()
+    assert [each.name for each in world.pods.running] == ["llm", "du"]
+
+
 def test_a_slice_made_anew_at_a_protected_place_is_phy_at_once() -> None:
     world = armed_world(pod("llm", AI_SLICE))
     moved = replace(SLICES[1], start=0)

@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.asyncio.server import ServerConnection, serve
 
+from agent.__main__ import main
 from agent.config import Config, ConfigError, Enrolment, LocalConfig, load_config
 from agent.journal import Journal
 from agent.link import Backoff
@@ -31,8 +32,9 @@ from agent.protocol import (
     SwitchUpdate,
     parse_agent_message,
 )
-from tests.agent.documents import CONSOLE_KEY, NODE, SWITCH_ID, document, signed_switch, switch
-from tests.agent.local_world import AI_SLICE, PHY_SLICE, PROTECTED, RULES, Gpus, Pods, pod
+from agent.store import Store
+from tests.agent.documents import CONSOLE_KEY, NODE, SWITCH_ID, T0, document, signed_switch, switch
+from tests.agent.local_world import AI_SLICE, PHY_SLICE, PROTECTED, RULES, Gpus, Pods, World, desired, pod
 from tests.agent.test_link import greet, until
 
 OTHER_ID = "0c1f7a3e-7d3c-4f0e-9c55-1f6f2f1f0a02"
@@ -197,3 +199,15 @@ def test_a_bad_configuration_is_named(tmp_path: Path, lines: str, field: str) ->
     path.write_text(f"[local]\n{lines}\n")
     with pytest.raises(ConfigError, match=field.replace(".", r"\.")):
         load_config(path)
+
+
+def test_status_shows_the_switches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "agent.toml").write_text(f'state_dir = "{tmp_path}"\n')
+    Enrolment(node_id=NODE, gateway_url="ws://127.0.0.1:1/agent", console_keys=(CONSOLE_KEY,)).save(tmp_path / "enrolment.json")
+    world = World(store=Store(tmp_path / "local.sqlite3"))
+    world.agent.accept([signed_switch()], None, T0)
+    world.agent.step(desired(), T0)
+    world.store.close()
+    assert main(["status", "--config", str(tmp_path / "agent.toml")]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["switches"]
+    assert (shown["switch"], shown["state"]) == (SWITCH_ID, "applied")

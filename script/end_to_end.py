@@ -15,7 +15,7 @@ import websockets
 from playwright.sync_api import Page
 
 from agent.simulator.config import GpuConfig
-from script.stack.browser import Chromium, blend, colours_in, picture, pixels_of, token_colour, wait, wait_for_text
+from script.stack.browser import Chromium, blend, picture, pixels_of, token_colour, wait, wait_for_text
 from script.stack.session import Cell, Session
 from script.stack.stack import Stack
 
@@ -179,13 +179,34 @@ class _Run:
 
     def _look_at_pages(self, page: Page) -> None:
         self._look_at_wall(page)
-        page.goto(f"/sites/{self.cut_site.code}")
-        wait_for_text(page, self.cut_site.code, self.cut_site.name, self.cut_site.nodes[0].host_name, within_seconds=15)
-        require(colours_in(picture(page)) > 40, "The site's page is blank.")
+        self._look_at_site(page)
         page.goto(f"/gpus/{self.phy_gpu.uuid}")
         wait_for_text(page, "PHY", "1g.10gb", "MHz", within_seconds=15)
         require(page.get_attribute("[data-copy]", "data-copy") == self.phy_gpu.uuid, "The GPU's page does not carry its UUID.")
         require(pixels_of(picture(page), token_colour(page, "--phy")) > 200, "The strip of the GPU's page shows no PHY placement.")
+
+    def _look_at_site(self, page: Page) -> None:
+        """The site's page says and draws the state that the wall has, and each GPU with its state, its values and its PHY placements."""
+        site = self.cut_site
+        page.goto(f"/sites/{site.code}")
+        wait_for_text(page, site.code, site.name, *(node.host_name for node in site.nodes), within_seconds=15)
+        states = page.locator("#site-head .chip [data-state]")
+        agrees = wait(lambda: states.get_attribute("data-state") == self.operator.cells()[site.code].state, within_seconds=15, every_seconds=1)
+        state = states.get_attribute("data-state") or ""
+        require(agrees, f"The page of {site.code} shows {state!r}, the wall {self.operator.cells()[site.code].state!r}.")
+        require(state in states.inner_text().lower(), f"The state of {site.code} has no word: {states.inner_text()!r}.")
+        require(pixels_of(picture(states), token_colour(page, f"--{state}")) > 20, f"The page of {site.code} draws no mark of {state}.")
+        gpus = [gpu for node in site.nodes for gpu in node.gpus]
+        rows = page.locator("#site-gpus tr[id^=row-]")
+        require(rows.count() == len(gpus), f"The page of {site.code} has {rows.count()} rows of GPUs, not {len(gpus)}.")
+        for gpu in gpus:
+            row = page.locator(f"#row-{gpu.uuid}")
+            require(row.locator("[data-state]").get_attribute("data-state") in STATES, f"The row of {gpu.uuid} has no state.")
+            values = [row.locator(f'[data-field="{gpu.uuid}:{name}"]').inner_text() for name in ("utilization_ratio", "gpu_temperature_celsius", "power_watts")]
+            require(all(any(sign.isdigit() for sign in value) for value in values), f"The row of {gpu.uuid} lacks values: {values}.")
+            phy = sum(part.purpose == "phy" for part in gpu.mig or ())
+            require(row.locator(".m-phy").count() == phy, f"The strip of {gpu.uuid} shows {row.locator('.m-phy').count()} PHY placements, not {phy}.")
+            require(not phy or pixels_of(picture(row), token_colour(page, "--phy")) > 20, f"The row of {gpu.uuid} draws no PHY placement.")
 
     def _look_at_wall(self, page: Page) -> None:
         """The area of each state's colour on the wall follows the number of sites in it."""

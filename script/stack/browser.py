@@ -86,10 +86,6 @@ def pixels_of(image: Image.Image, colour: Colour, *, tolerance: int = 6) -> int:
     return sum(near)
 
 
-def colours_in(image: Image.Image) -> int:
-    return len(image.getcolors(maxcolors=image.width * image.height) or [])
-
-
 def wait_for_text(page: Page, *words: str, within_seconds: float, reload: bool = False) -> str:
     """The page's text once it holds every word (case does not matter). With `reload` the page is fetched again each time, as for a page that is not live."""
     text = ""

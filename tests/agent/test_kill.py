@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent.kill import what_stops
 from agent.local.placement import Layout, Standing, standing
+from agent.phy import Phy
 from agent.protocol import GpuFacts, LocalRules, ProtectedSpan, ScopeKind, SwitchKind, SwitchState, SwitchUpdate
 from tests.agent.documents import NODE, SWITCH_ID, T0, A, B, signed_switch, switch
 from tests.agent.local_world import AI_SLICE, PHY_SLICE, RULES, SLICES, Gpus, World, desired, pod
@@ -88,6 +89,21 @@ def test_nothing_of_phy_is_ever_stopped(held: list[tuple[str, str, list[str]]], 
         assert not overlapping & set(stopped.gpus)
         assert stopped.gpus
         assert known
+
+
+@given(
+    namespace=st.sampled_from(["ran-phy", "shared", "tenant-a"]),
+    account=st.sampled_from(["", "ran"]),
+    held=st.lists(devices, max_size=3),
+    spans=st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 7), st.integers(1, 4)), max_size=2),
+)
+@settings(max_examples=200, deadline=None)
+def test_kills_and_commands_agree_on_what_is_phy(namespace: str, account: str, held: list[str], spans: list[tuple[str, int, int]]) -> None:
+    state = desired(protected=tuple(ProtectedSpan(*span) for span in spans))
+    inventory = Gpus().inventory(T0)
+    found = pod("x", *held, namespace=namespace, service_account=account)
+    spared = standing(found, Layout.of(inventory, state.protected), state.rules) in (Standing.PHY, Standing.UNKNOWN)
+    assert spared == Phy.of(state).holds(found, inventory.gpus)
 
 
 def armed_world(*running: object, **more: object) -> World:

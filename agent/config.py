@@ -17,7 +17,7 @@ kind = "nvml"                           # a file in agent/backends; all other ke
 
 [cluster]                               # left out: this agent has no access to Kubernetes
 kind = "kubernetes"                     # a file in agent/backends; all other keys of the table are its options
-node = "gpu-ams-004"                    # the node's name in Kubernetes
+node = "gpu-ams-004"                    # the node's name in Kubernetes; left out: the environment's NODE_NAME
 """
 
 from __future__ import annotations

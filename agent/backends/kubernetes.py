@@ -1,7 +1,7 @@
 """This agent's node in Kubernetes, through the official client. Install `masthead-agent[kubernetes]`.
 
 Options of the `[cluster]` table:
-- `node`: the node's name in Kubernetes (required)
+- `node`: the node's name in Kubernetes (left out: the environment's NODE_NAME)
 - `kubeconfig`: path of a kubeconfig; left out: the service account of the agent's own pod
 - `url`, `token_file`, `ca_file`: an API server named directly, instead of both
 - `checkpoint`: the kubelet's record of devices (default /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint), which tells the GPUs of pods
@@ -12,6 +12,7 @@ The client is told to retry nothing: waiting, and telling a budget from throttli
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -292,8 +293,8 @@ def open_cluster(options: dict[str, str]) -> KubernetesCluster:
     """Raises ClusterError when an option is missing or unknown, or there is no way to an API server."""
     if unknown := sorted(set(options) - {"node", "kubeconfig", "url", "token_file", "ca_file", "checkpoint"}):
         raise ClusterError(ClusterErrorCode.INVALID, f"cluster.{unknown[0]}: unknown option")
-    if not (node := options.get("node", "")):
-        raise ClusterError(ClusterErrorCode.INVALID, "cluster.node: the node's name in Kubernetes is missing")
+    if not (node := options.get("node") or os.environ.get("NODE_NAME", "")):
+        raise ClusterError(ClusterErrorCode.INVALID, "cluster.node: the node's name in Kubernetes is missing, and NODE_NAME is not set")
     settings = client.Configuration()
     try:
         if url := options.get("url"):

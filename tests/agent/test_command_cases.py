@@ -132,8 +132,8 @@ def test_c29_after_the_partition_nothing_runs_late_and_nothing_older_runs_after_
     for command in queue["commands"]:
         low, high = command.get("mhz", (0, 0))
         parameters: dict[str, int | float | str | bool | None] = {"low": low, "high": high}
-        times = {"issued_at": at(command["issued_at"]), "not_after": at(command["expires_at"])}
-        orders[command["seq"]] = order(command["seq"], command["action"], parameters=parameters, **times)
+        issued_at, not_after = at(command["issued_at"]), at(command["expires_at"])
+        orders[command["seq"]] = order(command["seq"], command["action"], parameters=parameters, issued_at=issued_at, not_after=not_after)
     for batch in [[number] for number in arrival] if one_by_one else [arrival]:
         node.give(*(orders[number] for number in batch))
     assert ran in right["executed_seq_one_of"]

@@ -22,8 +22,16 @@ def test_volumes_that_are_mounted_are_declared() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} <= declared
 
 
-def test_the_agent_gets_one_capability_and_nothing_of_the_cluster() -> None:
+def test_the_agent_gets_one_capability_and_of_the_cluster_what_it_uses() -> None:
     assert AGENT["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert AGENT["initContainers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert AGENT["automountServiceAccountToken"] is False
     assert "hostNetwork" not in AGENT
+    mounts = [{mount["name"] for mount in AGENT[kind][0]["volumeMounts"]} for kind in ("initContainers", "containers")]
+    assert [("cluster-access" in found) for found in mounts] == [False, True]
+    (role,) = (document for document in DOCUMENTS if document["kind"] == "ClusterRole")
+    assert {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]} == {
+        "nodes": ["get", "patch"],
+        "pods": ["get", "list", "delete"],
+        "pods/eviction": ["create"],
+    }

@@ -264,6 +264,10 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
+# A pull that is not through after some cycles gives up, so that no source holds a worker.
+CELERY_TASK_ANNOTATIONS = {
+    "fleet.pull_telemetry": {"soft_time_limit": max(120, 4 * SCRAPE_INTERVAL_SECONDS), "time_limit": max(150, 5 * SCRAPE_INTERVAL_SECONDS)}
+}
 CELERY_BEAT_SCHEDULE = {
     "advance commands": {"task": "fleet.advance_commands", "schedule": 1.0, "options": {"expires": 5}},
     "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},

@@ -15,6 +15,9 @@ from django.conf import settings
 from prometheus_api_client import PrometheusConnect
 from urllib3.util.retry import Retry
 
+from fleet.request_deadline import Line, LineAdapter
+
+WHOLE_ANSWER = 3.0  # timeouts
 MAX_POINTS = 11_000  # Prometheus refuses a range query with more points per series.
 
 
@@ -145,28 +148,18 @@ def without_replicas(series: Iterable[Series], replica_labels: Iterable[str]) ->
     return tuple(kept.values())
 
 
-def with_sample_times(values: Answer, times: Answer) -> tuple[Series, ...]:
-    """Instant values stamped with their samples' own times.
-
-    An instant query stamps what it returns with the query's time; `timestamp(expr)` gives the sample's. A series without one is left out.
-    """
-    stamps = {_identity(one): one.last for one in times.series}
-    return tuple(Series(one.labels, ((stamp, one.last),)) for one in values.series if one.points and (stamp := stamps.get(_identity(one))) is not None)
-
-
-def _identity(series: Series) -> frozenset[tuple[str, str]]:
-    return frozenset((key, value) for key, value in series.labels.items() if key != "__name__")
-
-
 class PrometheusSource:
-    """A connection to one Prometheus. Each call has a timeout and explicit time bounds.
+    """A connection to one Prometheus. Each call has a timeout and explicit time bounds. One thread at a time.
 
-    :param timeout_seconds: without a byte for so long the source counts as unreachable.
+    :param timeout_seconds: without a byte for so long the source counts as unreachable; so it does when an answer is not there in whole after
+        `WHOLE_ANSWER` times as long, extra tries included.
     :param retries: extra tries, with back-off, where the source says that it is busy (429, 503).
     """
 
     def __init__(self, url: str | None = None, *, timeout_seconds: float | None = None, retries: int = 2, headers: Mapping[str, str] | None = None) -> None:
         self.url = (url or settings.PROMETHEUS_URL).rstrip("/")
+        self._timeout_seconds = timeout_seconds or float(settings.PROMETHEUS_TIMEOUT_SECONDS)
+        self._line = Line()
         self._session = requests.Session()
         self._session.hooks["response"].append(self._read)
         self._answer: Answer | None = None
@@ -174,18 +167,19 @@ class PrometheusSource:
             url=self.url,
             headers=dict(headers or {}),
             session=self._session,
-            timeout=timeout_seconds or settings.PROMETHEUS_TIMEOUT_SECONDS,
-            retry=Retry(
-                total=retries,
-                connect=0,
-                read=False,
-                status=retries,
-                backoff_factor=0.3,
-                status_forcelist=[429, 503],
-                raise_on_status=False,
-                allowed_methods=None,
-            ),
+            timeout=self._timeout_seconds,
         )
+        retry = Retry(
+            total=retries,
+            connect=0,
+            read=False,
+            status=retries,
+            backoff_factor=0.3,
+            status_forcelist=[429, 503],
+            raise_on_status=False,
+            allowed_methods=None,
+        )
+        self._session.mount(self.url, LineAdapter(self._line, max_retries=retry))
 
     def __enter__(self) -> "PrometheusSource":
         return self
@@ -201,13 +195,6 @@ class PrometheusSource:
         """A range query from `start` to `end`; the step is raised where Prometheus would refuse the number of points. :raises SourceFault:"""
         step = safe_step_seconds(start.timestamp(), end.timestamp(), step_seconds)
         return self._ask(lambda: self._client.custom_query_range(expression, start_time=start, end_time=end, step=f"{step:g}s"))
-
-    def samples(self, expression: str, at: datetime) -> tuple[tuple[Series, ...], Answer]:
-        """Last values of an expression with their samples' own times, one per identity; beside them the answer, for its warnings."""
-        values = self.query(expression, at)
-        times = self.query(f"timestamp({expression})", at)
-        both = Answer(values.series, values.warnings + times.warnings, values.infos, values.refused_values)
-        return without_replicas(with_sample_times(values, times), settings.REPLICA_LABELS), both
 
     def metric_names(self, at: datetime) -> tuple[str, ...]:
         """Names of all metrics that have a sample around `at`. :raises SourceFault:"""
@@ -225,11 +212,15 @@ class PrometheusSource:
     def _ask(self, call: Any) -> Answer:
         self._answer = None
         try:
-            call()
-        except requests.exceptions.Timeout as error:
-            raise SourceFault(FaultKind.SOURCE_ERROR, f"{self.url} gave no answer in time.") from error
-        except requests.exceptions.RequestException as error:
-            raise SourceFault(FaultKind.SOURCE_ERROR, f"{self.url} cannot be reached.") from error
+            with self._line.limit(WHOLE_ANSWER * self._timeout_seconds):
+                call()
+        except (SourceFault, requests.exceptions.RequestException) as error:
+            if self._line.is_cut:
+                raise SourceFault(FaultKind.SOURCE_ERROR, f"{self.url} gave no whole answer in time.") from error
+            if isinstance(error, SourceFault):
+                raise
+            late = isinstance(error, requests.exceptions.Timeout)
+            raise SourceFault(FaultKind.SOURCE_ERROR, f"{self.url} gave no answer in time." if late else f"{self.url} cannot be reached.") from error
         if self._answer is None:
             raise SourceFault(FaultKind.SOURCE_ERROR, f"{self.url} gave no answer.")
         return self._answer

@@ -1,6 +1,7 @@
 """What workers of the fleet do: each task translates and makes one call."""
 
 from celery import shared_task
+from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 from django.utils import timezone
 
@@ -22,7 +23,10 @@ def recover_jobs() -> None:
 
 @shared_task(name="fleet.pull_telemetry", ignore_result=True)
 def pull_telemetry() -> None:
-    pull.pull(now=timezone.now())
+    try:
+        pull.pull(now=timezone.now())
+    except SoftTimeLimitExceeded:
+        pull.note_unfinished(now=timezone.now())
 
 
 @shared_task(name="fleet.refresh_desired_state", ignore_result=True)

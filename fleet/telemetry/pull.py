@@ -113,6 +113,11 @@ def pull(*, now: datetime) -> PullReport:
     return report
 
 
+def note_unfinished(*, now: datetime) -> None:
+    """A pull was stopped since it took too long: say so, as of any other that is incomplete."""
+    _note(PullReport(0, 0, ("The pull was not through in time and was stopped.",)), now=now)
+
+
 def _note(report: PullReport, *, now: datetime) -> None:
     """Count an incomplete pull against its sender, so that the pages say that and why something may be missing."""
     if report.complete:

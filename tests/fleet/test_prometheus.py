@@ -1,8 +1,9 @@
-"""The door to Prometheus, on answers that real ones give (cases C06, C11-C15) and on a real Prometheus."""
+"""The door to Prometheus, on answers that real ones give (cases C11-C15) and on a real Prometheus."""
 
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,7 +21,6 @@ from fleet.prometheus import (
     read_answer,
     read_response,
     safe_step_seconds,
-    with_sample_times,
     without_replicas,
 )
 from script.servers import Prometheus, free_port
@@ -32,16 +32,6 @@ T0 = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 def load(case: str, name: str) -> Any:
     (folder,) = CASES.glob(f"{case}-*")
     return json.loads((folder / name).read_text())
-
-
-def test_c06_a_samples_own_time_counts() -> None:
-    expect, config = load("C06", "expect.json"), load("C06", "config.json")
-    series = with_sample_times(read_answer(load("C06", "values.json")), read_answer(load("C06", "timestamps.json")))
-    age = {one.labels["UUID"]: T0.timestamp() - one.points[-1][0] for one in series}
-    assert age == expect["age_s"]
-    assert {uuid: at_unix(T0.timestamp() - seconds).strftime("%Y-%m-%dT%H:%M:%SZ") for uuid, seconds in age.items()} == expect["last_seen"]
-    fresh = [one.last for one in series if age[one.labels["UUID"]] <= config["stale_after_s"]]
-    assert fresh == [expect["live_mean_util_pct"]]
 
 
 def test_c11_nan_and_infinity_are_no_value() -> None:
@@ -98,6 +88,45 @@ def test_c14_a_source_that_hangs_is_given_up_at_the_timeout() -> None:
             source.query("up", T0)
     assert caught.value.kind is FaultKind.SOURCE_ERROR
     assert "in time" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nFFFF\r\n",
+    ],
+    ids=["head", "length", "until the end", "chunked"],
+)
+def test_c14_a_source_that_drips_bytes_is_given_up_in_whole(start: bytes) -> None:
+    done = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(start)
+            while not done.wait(0.02):
+                try:
+                    connection.sendall(b"H" if not start else b" ")
+                except OSError:
+                    return
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        try:
+            began = time.monotonic()
+            with PrometheusSource(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_seconds=0.2) as source, pytest.raises(SourceFault) as caught:
+                source.query("up", T0)
+            assert time.monotonic() - began < 5
+        finally:
+            done.set()
+            thread.join()
+    assert (caught.value.kind, "in time" in caught.value.reason) == (FaultKind.SOURCE_ERROR, True)
 
 
 def test_a_source_that_is_away() -> None:

@@ -10,8 +10,10 @@ import cramjam
 import pytest
 from pytest_django.fixtures import Settings
 
+from console.celery import app
 from fleet.models import DataQuality
 from fleet.prometheus import FaultKind, PrometheusSource, SourceFault
+from fleet.tasks import pull_telemetry
 from fleet.telemetry import pull
 from fleet.telemetry.prompb import WriteRequest
 from fleet.telemetry.senders import create_sender
@@ -121,6 +123,14 @@ def test_what_the_door_refuses(source: PrometheusSource, door: tuple[str, list[t
     with pytest.raises(SourceFault) as caught:
         pull.hand_over(series, url=url, token="t", timeout_seconds=5)
     assert caught.value.kind is kind
+
+
+@pytest.mark.django_db
+def test_a_pull_that_is_stopped_is_said() -> None:
+    limits = app.tasks[pull_telemetry.name]
+    assert 60 <= limits.soft_time_limit < limits.time_limit
+    pull.note_unfinished(now=END)
+    assert "stopped" in DataQuality.objects.get(reason="incomplete_pull").example
 
 
 def test_without_a_token_it_says_what_to_set(settings: Settings) -> None:

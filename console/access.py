@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 
 from console.models import ApiToken, RoleGrant, User
 from fleet.models import Gpu, Job, Node, Region, Site, Workload
+from fleet.models.gpu import WorkloadQuerySet
 from tenants.models import Membership
 
 
@@ -90,7 +91,7 @@ class Access:
     def gpus(self) -> QuerySet[Gpu]:
         return Gpu.objects.all() if self.fleet_rank else Gpu.objects.filter(node__site__region_id__in=self.region_ranks)
 
-    def workloads(self) -> QuerySet[Workload]:
+    def workloads(self) -> WorkloadQuerySet:
         """Operators: those of their regions. Tenants' users: those of their tenants, wherever they run."""
         if self.fleet_rank:
             return Workload.objects.all()

@@ -18,6 +18,7 @@ from fleet.control.action_facts import Wanted
 from fleet.control.command_kinds import KINDS
 from fleet.control.commands import CommandRefused, retry_targets
 from fleet.models import Command, CommandTarget, Gpu, Node
+from fleet.models.command import CommandQuerySet
 
 MOST = 60_000
 _FILTERS: Mapping[str, type[ListFilter]] = {"sites": SiteFilter, "nodes": NodeFilter, "gpus": GpuFilter}
@@ -124,9 +125,17 @@ def _filtered(access: Access, selection: Mapping[str, Any]) -> tuple[str, QueryS
     if unknown or not filters.is_valid():
         raise CommandRefused({"selection.query": f"Unknown or wrong: {', '.join(unknown) or ', '.join(filters.errors)}."})
     count = filters.qs.count()
-    if count != expected:
+    if expected != count:
         raise CommandRefused({"selection.expected": f"{count} match now, not {expected}."})
     return name, filters.qs
+
+
+def counted(access: Access, selection: dict[str, Any]) -> dict[str, Any]:
+    """A filter whose count was not exact on its page (more than 10,000 rows) gets the exact one, which is then shown and frozen. Others stay as they are."""
+    if selection.get("expected") != -1 or selection.get("list") not in _FILTERS or not isinstance(selection.get("query"), str):
+        return selection
+    filters = _FILTERS[selection["list"]](QueryDict(selection["query"]), queryset=getattr(access, selection["list"])())
+    return {**selection, "expected": filters.qs.count() if filters.is_valid() else -1}
 
 
 def _retried(access: Access, kind: str, key: object) -> list[Wanted]:
@@ -136,7 +145,7 @@ def _retried(access: Access, kind: str, key: object) -> list[Wanted]:
     return retry_targets(command)
 
 
-def visible_commands(access: Access) -> QuerySet[Command]:
+def visible_commands(access: Access) -> CommandQuerySet:
     """Commands of which every target lies in the scope."""
     if not access.is_operator_side:
         return Command.objects.none()

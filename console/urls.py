@@ -19,6 +19,8 @@ urlpatterns = [
     path("", include("console.views.wall")),
     path("", include("console.views.map")),
     path("", include("console.views.live")),
+    path("", include("console.views.commands")),
+    path("", include("console.views.switches")),
     path("", include("console.views.jobs")),
     path("", include("console.views.imports")),
     path("", include("console.views.exports")),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import django_filters
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
@@ -13,16 +13,16 @@ from rest_framework.generics import get_object_or_404
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from console.access import Access, Right
+from console.access import Right
 from console.api.base import ApiViewSet
 from console.api.commands import answered
 from console.api.controls import user_of
 from console.api.problems import request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from console.filters import AnyOfFilter, choice_boxes
+from console.switch_scope import require_in_scope, visible_switches
 from fleet.control import switches
-from fleet.control.commands import CommandRefused
-from fleet.models import ObjectKind, Switch, SwitchAnswer
+from fleet.models import Switch, SwitchAnswer
 
 
 class SwitchScopeSerializer(StrictSerializer):
@@ -79,27 +79,6 @@ class SwitchFilter(django_filters.FilterSet):
         return queryset.filter(pk__in=current) if value else queryset.exclude(pk__in=current)
 
 
-def visible_switches(access: Access) -> QuerySet[Switch]:
-    """Switches over something that the caller sees; those of wider scopes too, since they hold there as well."""
-    if not access.is_operator_side:
-        return Switch.objects.none()
-    if access.fleet_rank:
-        return Switch.objects.all()
-    regions = access.regions()
-    nodes = [str(pk) for pk in access.nodes().filter(pk__in=_node_ids()).values_list("pk", flat=True)]
-    return Switch.objects.filter(
-        Q(scope_kind=ObjectKind.FLEET)
-        | Q(scope_kind=ObjectKind.AREA, scope_key__in=regions.values("area__slug"))
-        | Q(scope_kind=ObjectKind.REGION, scope_key__in=regions.values("slug"))
-        | Q(scope_kind=ObjectKind.SITE, scope_key__in=access.sites().values("code"))
-        | Q(scope_kind=ObjectKind.NODE, scope_key__in=nodes)
-    )
-
-
-def _node_ids() -> list[int]:
-    return [int(key) for key in Switch.objects.filter(scope_kind=ObjectKind.NODE).values_list("scope_key", flat=True).distinct()]
-
-
 class SwitchViewSet(ApiViewSet):
     """Switches in force and past."""
 
@@ -117,9 +96,7 @@ class SwitchViewSet(ApiViewSet):
 
     def require_over(self, kind: str, key: str) -> None:
         """The right to operate on the scope; a scope outside the caller's regions does not exist for it (case C36)."""
-        scope = answered(lambda: switches.find_switch_scope(kind, key))
-        if scope.region_id is not None and not self.access.fleet_rank and scope.region_id not in self.access.region_ranks:
-            answered(lambda: _nothing(kind, key))
+        scope = answered(lambda: require_in_scope(self.access, kind, key))
         self.require(Right.OPERATE, scope.region_id)
 
     @extend_schema(request=SwitchScopeSerializer, responses=OpenApiTypes.OBJECT)
@@ -168,7 +145,3 @@ class SwitchAnswerViewSet(ApiViewSet):
     def get_queryset(self) -> QuerySet[SwitchAnswer]:
         switch = get_object_or_404(visible_switches(self.access), pk=self.kwargs["switch"])
         return SwitchAnswer.objects.filter(switch=switch, node__in=self.access.nodes()).select_related("node")
-
-
-def _nothing(kind: str, key: str) -> None:
-    raise CommandRefused({"scope_key": f"There is no {kind} {key!r}."})

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from django import template
 from django.templatetags.static import static
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
@@ -156,3 +156,27 @@ def words(field: str) -> str:
 @register.simple_tag
 def keyed(keys: dict[str, str], name: str) -> str:
     return keys[name]
+
+
+@register.simple_tag
+def run_bar(progress: dict[str, int]) -> SafeString:
+    """Shares of a run's targets as parts of a bar 100 wide: what is over by how it ended, then what moves. The words stand beside it."""
+    parts = [(state, progress[state]) for state in ("done", "failed", "unreachable", "expired", "skipped", "cancelled")]
+    parts.append(("moving", progress["accepted"] + progress["running"]))
+    return _bar(parts, progress["all"])
+
+
+@register.simple_tag
+def budget_bar(budget: dict[str, int]) -> SafeString:
+    """Of a region's limit: what is used by others, and what this run wants."""
+    return _bar([("used", budget["used"]), ("wanted", budget["wanted"])], budget["limit"])
+
+
+def _bar(parts: list[tuple[str, int]], whole: int) -> SafeString:
+    drawn, at = [], 0.0
+    for name, count in parts:
+        width = min(100 - at, 100 * count / whole) if whole else 0
+        if width > 0:
+            drawn.append((f"{at:.2f}", f"{width:.2f}", name))
+        at += width
+    return format_html_join("", '<rect x="{}" y="0" width="{}" height="6" class="{}"></rect>', drawn)

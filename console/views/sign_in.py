@@ -37,6 +37,7 @@ urlpatterns = [
     path("accounts/login/", account.login, name="account_login"),
     path("accounts/logout/", account.logout, name="account_logout"),
     path("accounts/inactive/", account.account_inactive, name="account_inactive"),
+    path("accounts/reauthenticate/", account.reauthenticate, name="account_reauthenticate"),
     path("accounts/session", session, name="account_session"),
     path("accounts/password/", PasswordChangeView.as_view(), name="account_change_password"),
 ]

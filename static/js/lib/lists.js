@@ -54,6 +54,13 @@ function show() {
   bar.hidden = !all && picked.size === 0;
   document.getElementById("bulk-count").textContent = bar.hidden ? "" : all ? strings.allSelected.replace("%s", list().dataset.countText) : strings.selected.replace("%s", picked.size);
   document.getElementById("bulk-all").hidden = all;
+  const command = document.getElementById("bulk-command");
+  if (command) {
+    const query = new URLSearchParams(list().dataset.query.slice(1));
+    for (const name of ["ordering", "page", "page_size"]) query.delete(name);
+    if (!all) for (const id of picked) query.append("id", id);
+    command.href = `${command.dataset.base}?${new URLSearchParams({ list: command.dataset.list, query: query.toString(), expected: all && Number(list().dataset.count) > 10_000 ? "" : String(all ? list().dataset.count : picked.size) })}`;
+  }
   const download = document.getElementById("bulk-export");
   if (download) {
     const query = new URLSearchParams(list().dataset.query.slice(1));

@@ -113,17 +113,20 @@ class MigLayout:
         if plan.done and plan.missing and mig.enabled:
             names = ", ".join(str(instance) for instance in plan.missing)
             return Reading(holds=False, observed=observed, detail=f"The radio's {names} is missing: not for us to create.", final=True, hands_off=True)
+        if change is None:
+            detail = f"{observed['slices']} of {len(layout)} slices found; {observed['layout']} stands."
+            return Reading(holds=False, observed=observed, detail=detail, final=True)
         facts = ChangeFacts(
             wanted=len(layout),
             found=len(standing & set(layout)),
             elapsed_seconds=target.waited_seconds,
             timeout_seconds=self.settle_seconds,
-            reported_done=change is None,
+            reported_done=False,
         )
         verdict = judge_change(facts)
-        if verdict.over and not verdict.may_retry:
+        if verdict.over:
             raise BackendError(ErrorCode.TIMEOUT, verdict.detail, observed)
-        return Reading(holds=False, observed=observed, detail=verdict.detail, final=verdict.over)
+        return Reading(holds=False, observed=observed, detail=verdict.detail)
 
 
 def _layout(parameters: Parameters) -> tuple[Instance, ...] | None:

@@ -154,6 +154,19 @@ def test_c19_instances_that_a_reboot_took_are_drift_and_come_back(hardware: Hard
     assert (shown(again).state, hardware.layout(A)) == (ObservedState.APPLIED, "4g.40gb@0,3g.40gb@4")
 
 
+def test_an_instance_too_many_is_drift_and_goes_again(hardware: Hardware, journal: Journal) -> None:
+    hardware.partition(A, "3g.40gb@0")
+    agent = converger(hardware, journal)
+    agent.accept(wants(1, "3g.40gb@0"), T0)
+    agent.converge(T0)
+    assert (shown(agent).state, hardware.mig_acts) == (ObservedState.APPLIED, [])
+    hardware.create_mig_instance(A, "2g.20gb", 4)
+    agent.converge(T0 + 60)
+    assert (shown(agent).state, shown(agent).detail) == (ObservedState.DRIFTED, "1 of 1 slices found; 3g.40gb@0,2g.20gb@4 stands.")
+    agent.converge(T0 + 80)
+    assert (shown(agent).state, hardware.layout(A)) == (ObservedState.APPLIED, "3g.40gb@0")
+
+
 def test_a_missing_phy_instance_is_shown_and_never_made(hardware: Hardware, journal: Journal) -> None:
     hardware.partition(A, SEVEN)
     agent = converger(hardware, journal)

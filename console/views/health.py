@@ -8,7 +8,7 @@ import prometheus_client
 from django.conf import settings
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
-from django.db.models import Count, Max, Sum
+from django.db.models import Count, Max, Min, Sum
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
@@ -19,6 +19,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from console.tokens import find_token
+from fleet.control.audit_seal import newest_seal, unsealed
+from fleet.control.audit_verify import last_check
 from fleet.models import DataQuality, GpuReading, HealthState, Job, Site, SiteHealth
 
 METRICS_SCOPE = "read:metrics"
@@ -114,6 +116,15 @@ class FleetCollector(Collector):
             oldest = Job.objects.filter(state=state).order_by("created_at").values_list("created_at", flat=True).first()
             ages.add_metric([state], (now - oldest).total_seconds() if oldest else 0)
         yield ages
+        yield from self._audit(now)
+
+    def _audit(self, now: datetime) -> Iterator[GaugeMetricFamily]:
+        oldest = unsealed(newest_seal()).entries().aggregate(oldest=Min("at"))["oldest"]
+        age = max(0.0, (now - oldest).total_seconds()) if oldest else 0
+        yield GaugeMetricFamily("masthead_audit_unsealed_seconds", "Age of the oldest entry of the audit that no seal holds yet.", value=age)
+        check = last_check()
+        if check is not None:
+            yield GaugeMetricFamily("masthead_audit_broken", "1 when the last verification of the audit found a break.", value=check.broken_at is not None)
 
     def _queue(self) -> Iterator[GaugeMetricFamily]:
         try:

@@ -8,11 +8,16 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from playwright.sync_api import Browser
 
+from console.tokens import issue_token
 from fleet.control.audit import record
 from fleet.models import AuditCheck, AuditEntry, AuditSeal, AuditStream
 from tests.builders import T0, make_gpu, make_node, make_site, make_user
 from tests.console.api_support import call, strict
+from tests.console.axe import violations
+from tests.console.browser import chromium, opened, playwright, wait_until  # noqa: F401 (fixtures)
 from tests.console.pages import Cast, signed_in, text_of
 
 pytestmark = pytest.mark.django_db
@@ -203,3 +208,39 @@ def test_columns_and_views_are_kept(cast: Cast) -> None:
     assert client.post("/lists/audit/columns", {"column": ["at"]})["Location"] == "/audit"
     assert [header.column.key for header in client.get("/audit").context["list"].headers] == ["action", "at"]
     assert client.post("/lists/audit/views", {"name": "Refused", "query": "?outcome=refused"})["Location"].startswith("/audit")
+
+
+def test_metrics_say_how_long_entries_wait_for_their_seal_and_whether_the_chain_broke(cast: Cast) -> None:
+    now = timezone.now()
+    _, secret = issue_token(user=cast.administrator, name="m", scopes=["read:metrics"], expires_at=now + timedelta(days=1), now=now)
+    headers = {"Authorization": f"Bearer {secret}"}
+    text = Client().get("/metrics", headers=headers).content.decode()
+    waiting = next(line for line in text.splitlines() if line.startswith("masthead_audit_unsealed_seconds "))
+    assert float(waiting.split()[1]) >= (now - T0).total_seconds()
+    assert "masthead_audit_broken" not in text  # never verified: absent, not 0
+    AuditCheck.objects.create(pk=1, checked_at=T0)
+    assert "masthead_audit_broken 0.0" in Client().get("/metrics", headers=headers).content.decode()
+    AuditCheck.objects.update(broken_at=T0)
+    assert "masthead_audit_broken 1.0" in Client().get("/metrics", headers=headers).content.decode()
+
+
+@pytest.mark.browser
+def test_by_keyboard_filter_select_and_open(cast: Cast, chromium: Browser) -> None:  # noqa: F811
+    for width in (1280, 360):
+        with opened(chromium, cast.client("administrator"), width=width) as page:
+            page.goto("/audit", wait_until="load")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.keyboard.press("f")
+            assert page.evaluate("document.activeElement.name") == "actor"
+            page.keyboard.type("olga")
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/audit?*actor=olga*")
+            wait_until(page, "document.querySelectorAll('#list tbody tr').length === 2")
+            page.keyboard.press("j")
+            page.keyboard.press("x")
+            wait_until(page, "document.getElementById('bulk-export').href.includes('format=jsonl')")
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/audit/*", wait_until="load")
+            assert page.text_content("h1") == "control.set"
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert not violations(page)

@@ -226,6 +226,15 @@ class _Connection(asyncio.Protocol):
             found = error.__context__
             self._fail(found if isinstance(found, Refused) else Refused(400, "", "this is not HTTP/1.1"))
 
+    def pause_writing(self) -> None:
+        """Who does not read its answers is asked no more."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def drop(self) -> None:
         if self._transport is not None:
             self._transport.abort()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from agent.protocol import LocalEvent
-from agent.protocol.wire import dump_canonical
+from agent.protocol.wire import dump_canonical, printable
 from agent.store import Store
 
 KEEP_SECONDS = 7 * 24 * 3600.0
@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS event (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, at REAL NOT NULL, subject TEXT NOT NULL, detail TEXT NOT NULL,
     is_detail INTEGER NOT NULL
 );
+CREATE INDEX IF NOT EXISTS event_at ON event (at);
 CREATE INDEX IF NOT EXISTS event_drop ON event (is_detail DESC, number);
 CREATE TABLE IF NOT EXISTS metering (
     hour INTEGER NOT NULL, uid TEXT NOT NULL, id TEXT NOT NULL, namespace TEXT NOT NULL, pod TEXT NOT NULL, tenant TEXT NOT NULL,
@@ -62,10 +63,11 @@ class Spool:
 
     def add(self, kind: str, at: float, subject: str, detail: Detail, *, is_detail: bool = False, event_id: str = "") -> None:
         """`at` is when it happened, Unix seconds. `is_detail`: what may be dropped first."""
+        clean = {name: printable(value) if isinstance(value, str) else value for name, value in detail.items()}
         with self._store.transaction():
             self._store.write(
                 "INSERT OR IGNORE INTO event (id, kind, at, subject, detail, is_detail) VALUES (?, ?, ?, ?, ?, ?)",
-                (event_id or str(uuid4()), kind, at, subject[:400], dump_canonical(dict(detail)).decode(), int(is_detail)),
+                (event_id or str(uuid4()), kind, at, printable(subject, 400), dump_canonical(clean).decode(), int(is_detail)),
             )
             self._bound(at)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.protocol import DocumentError, Place, ScopeKind, SignedSwitch, Switch, SwitchKind, SwitchState, SwitchUpdate, verify_switch
+from agent.protocol.wire import printable
 from agent.store import Store
 
 KEEP_TOLD_SECONDS = 7 * 24 * 3600.0
@@ -81,7 +82,7 @@ class Switches:
             state=SwitchState.REFUSED,
             stopped=0,
             remaining=None,
-            detail=detail[:300],
+            detail=printable(detail),
             at=now,
             sequence=self._next_sequence(now),
         )
@@ -109,13 +110,14 @@ class Switches:
             if switch is None or switch.version != version:
                 continue  # It came this moment.
             found = self._outcome(switch, outcomes, place, now, stopped)
+            found = replace(found, detail=printable(found.detail))
             if old == SwitchState.APPLIED and found.state is SwitchState.PENDING and found.settling:
                 continue  # A pod was made anew and is being stopped: told only if it lasts.
             if (old, detail, remaining) == (found.state, found.detail, found.remaining) and (found.stopped == stopped or now - at < COUNT_REPORT_SECONDS):
                 continue
             written = self._store.write(
                 "UPDATE switch SET state = ?, stopped = ?, remaining = ?, detail = ?, at = ?, sequence = ? WHERE switch = ? AND version = ?",
-                (found.state, found.stopped, found.remaining, found.detail[:300], now, self._next_sequence(now), name, version),
+                (found.state, found.stopped, found.remaining, found.detail, now, self._next_sequence(now), name, version),
             )
             if written:
                 news.append(self._update(name))

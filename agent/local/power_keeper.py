@@ -59,8 +59,8 @@ class PowerKeeper:
         load = usage.gpu_load(gpu_uuid, devices) if usage is not None else None
         level = level_at(hour, load, schedule)
         mhz = bound_mhz(level, schedule)
-        boot_id = self._backend.boot_id()
         try:
+            boot_id = self._backend.boot_id()
             if ours == (mhz, boot_id):
                 measured = self._backend.read_clocks(gpu_uuid).sm_mhz
                 if measured is None or measured <= mhz + SLACK_MHZ:

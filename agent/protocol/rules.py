@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from agent.protocol.wire import ProtocolError, Reader
 GIB = 1 << 30
 HIGHEST_PRIORITY = 10
 MAX_WORKLOADS, MAX_FRONT_ENDS, MAX_GRANTS = 500, 200, 1000
+_NO_CREDENTIAL = hashlib.sha256(b"").hexdigest()
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -104,6 +106,8 @@ class FrontEnd:
         reader.done()
         if not _DIGEST.fullmatch(found.digest):
             raise ProtocolError(reader.at("digest"), "is not a SHA-256 in hex")
+        if found.digest == _NO_CREDENTIAL:
+            raise ProtocolError(reader.at("digest"), "is that of an empty credential")
         return found
 
 

@@ -21,6 +21,11 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 
+def printable(text: str, longest: int = 300) -> str:
+    """`text` as every reader here takes it: what cannot be printed is a blank, the rest is cut off. For words of others, such as errors."""
+    return _UNPRINTABLE.sub(" ", text)[:longest]
+
+
 class ProtocolError(Exception):
     """A message cannot be accepted. `field` is the path of the bad field ("" for the whole message)."""
 

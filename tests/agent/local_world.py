@@ -107,13 +107,14 @@ class Pods:
     made: int = 0
     hangs: threading.Event | None = None
     asked: int = 0
+    why: str = "no API server"
 
     def _ask(self) -> None:
         self.asked += 1
         if self.hangs is not None:
             self.hangs.wait(10)
         if self.away:
-            raise ClusterError(ClusterErrorCode.UNAVAILABLE, "no API server")
+            raise ClusterError(ClusterErrorCode.UNAVAILABLE, self.why)
 
     def cordon(self) -> Cordon:
         return Cordon(False)

@@ -249,6 +249,22 @@ async def test_a_huge_body_is_cut_off_early(door: Door) -> None:
     assert door.connections == set()
 
 
+async def test_who_does_not_read_is_read_no_more(door: Door) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
+    asked = request("X-Masthead-Model: llm").replace(b"Connection: close\r\n", b"")
+    sent = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.5):
+            while sent < 500_000:
+                writer.write(asked * 100)
+                sent += 100
+                await writer.drain()
+    assert sent < 500_000
+    assert parts(await exchange(door, request("X-Masthead-Model: llm")))[0] == 200
+    assert not reader.at_eof()
+    writer.transport.abort()
+
+
 async def test_too_many_connections_are_turned_away(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.door.MAX_CONNECTIONS", 1)
     _, first = await asyncio.open_connection("127.0.0.1", door.port)

@@ -1,5 +1,6 @@
 """Kill switches and automation-off at the agent: admission first, never PHY, anew each cycle, through restarts, and never `applied` unseen."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from agent.kill import what_stops
 from agent.local.placement import Layout, Standing, standing
 from agent.phy import Phy
-from agent.protocol import GpuFacts, LocalRules, ProtectedSpan, ScopeKind, SwitchKind, SwitchState, SwitchUpdate
+from agent.protocol import GpuFacts, LocalRules, ProtectedSpan, ScopeKind, SwitchKind, SwitchState, SwitchUpdate, parse_agent_message
 from tests.agent.documents import NODE, SWITCH_ID, T0, A, B, signed_switch, switch
 from tests.agent.local_world import AI_SLICE, PHY_SLICE, RULES, SLICES, Gpus, World, desired, pod
 
@@ -163,6 +164,14 @@ def test_without_an_api_server_admission_is_closed_and_the_stop_is_pending() -> 
     # And away again: what cannot be seen is not called done.
     world.pods.away = True
     assert names(world.agent.step(desired(), T0 + 20).updates) == [(SwitchState.PENDING, 3, None)]
+
+
+def test_an_error_of_several_lines_can_be_told() -> None:
+    world = armed_world(*AI_PODS)
+    world.pods.away, world.pods.why = True, "Forbidden\n\x1b[31mno\n"
+    (update,) = world.agent.step(desired(), T0).updates
+    assert parse_agent_message(json.dumps(update.to_json())) == update
+    assert world.agent.step(desired(), T0 + 10).updates == ()
 
 
 def test_without_a_cluster_or_a_document_it_is_pending() -> None:

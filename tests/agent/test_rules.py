@@ -1,5 +1,6 @@
 """Rules and switches as documents: every bad field is named, what contradicts itself is refused, and nothing unsigned is believed."""
 
+import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -81,6 +82,7 @@ def test_rules_and_place_are_read_as_written() -> None:
         ("rules/power/turbo_mhz", 1, "rules.power.turbo_mhz"),
         ("rules/admission/low_refused_from", 1001, "rules.admission.low_refused_from"),
         ("rules/admission/front_ends/0/digest", "A" * 64, "rules.admission.front_ends[0].digest"),
+        ("rules/admission/front_ends/0/digest", hashlib.sha256(b"").hexdigest(), "rules.admission.front_ends[0].digest"),
         ("rules/admission/grants", [{"tenant": "a", "model": "m", "priority": 1, "urllc": False}] * 2, "rules.admission.grants[1]"),
         ("rules/admission/grants/0/urllc", 1, "rules.admission.grants[0].urllc"),
     ],

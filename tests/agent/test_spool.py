@@ -41,6 +41,14 @@ def test_events_are_told_with_their_own_time_until_they_are_stored(store: Store,
     assert spool.count() == 0
 
 
+def test_words_of_others_are_made_readable(store: Store) -> None:
+    spool = Spool(store)
+    spool.add("eviction_failed", T0, "a\nb" + "c" * 500, {"error": "line one\n\x00line two\ud800" + "x" * 400})
+    (event,) = spool.due(T0)
+    assert event.detail["error"] == ("line one  line two " + "x" * 400)[:300]
+    assert parse_agent_message(json.dumps(event.to_json())) == event
+
+
 def test_a_backlog_is_told_in_batches(store: Store) -> None:
     spool = Spool(store)
     with store.transaction():

@@ -185,6 +185,7 @@ class Refusal(StrEnum):
     NO_IDENTITY = "no_identity"
     TOO_MANY_SERIES = "too_many_series"
     NAME_TOO_LONG = "name_too_long"
+    INCOMPLETE_PULL = "incomplete_pull"  # not a refusal: answers of a pull that lacked something
     SERIES_MISSING = "series_missing"  # not a refusal: series that came and no longer come; its count is a state
 
 

@@ -54,7 +54,7 @@ INSERT INTO fleet_dataquality AS held (sender_id, site_id, reason, count, first_
 SELECT * FROM UNNEST(%s::bigint[], %s::bigint[], %s::text[], %s::bigint[], %s::timestamptz[], %s::timestamptz[], %s::text[])
     AS news (sender_id, site_id, reason, count, first_at, last_at, example)
 WHERE (news.site_id IS NULL OR EXISTS (SELECT 1 FROM fleet_site WHERE fleet_site.id = news.site_id))
-    AND EXISTS (SELECT 1 FROM fleet_sender WHERE fleet_sender.id = news.sender_id)
+    AND (news.sender_id IS NULL OR EXISTS (SELECT 1 FROM fleet_sender WHERE fleet_sender.id = news.sender_id))
 ON CONFLICT (sender_id, site_id, reason) DO UPDATE SET
     count = {count}, last_at = GREATEST(held.last_at, EXCLUDED.last_at),
     example = CASE WHEN EXCLUDED.example = '' THEN held.example ELSE EXCLUDED.example END

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import httpx
 from django.conf import settings
-from django.db.models import F
 
-from fleet.models import DataQuality, Sender
+from fleet.models import Sender
 from fleet.prometheus import FaultKind, PrometheusSource, Series, SourceFault, without_replicas
+from fleet.telemetry.completeness import Brought, note_incomplete
 from fleet.telemetry.fields import FIELD_OF_METRIC, XID_COUNT_METRIC
 from fleet.telemetry.prompb import body_of
 from fleet.telemetry.senders import digest_token
@@ -34,11 +34,16 @@ class PullNotConfigured(Exception):
 
 @dataclass(frozen=True)
 class PullReport:
-    """What one pull brought. Not `complete`: some series may exist that this answer lacks, and `reasons` say why."""
+    """What one pull brought. Not `complete`: some series may exist that this answer lacks, and `reasons` say why.
+
+    `partial`: what each of the answers that lacked something did hold. `unanswered`: a whole question got no answer.
+    """
 
     series: int
     refused_values: int
     reasons: tuple[str, ...] = ()
+    partial: tuple[Brought, ...] = ()
+    unanswered: bool = False
 
     @property
     def complete(self) -> bool:
@@ -55,21 +60,30 @@ def read_last_samples(source: PrometheusSource, *, at: datetime, window_seconds:
     names = sorted(WANTED & set(source.metric_names(at)))
     found: list[Series] = []
     reasons: list[str] = []
-    refused = 0
+    partial: list[Brought] = []
+    refused, unanswered = 0, False
     for some in _batched(names, NAMES_A_QUERY):
         selector = "|".join(re.escape(name) for name in some)
         try:
             answer = source.query(f'{{__name__=~"{selector}"}}[{window_seconds:g}s]', at)
         except SourceFault as fault:
             reasons.append(fault.reason)
+            unanswered = True
             if fault.kind is FaultKind.SOURCE_ERROR:
                 break
             continue
         reasons += [f"Partial answer: {warning}" for warning in answer.warnings]
+        if answer.warnings:
+            partial.append(_brought(answer.series))
         refused += answer.refused_values
         found += answer.series
     newest = [Series(one.labels, one.points[-1:]) for one in without_replicas(found, replica_labels) if one.points and one.last is not None]
-    return newest, PullReport(len(newest), refused, tuple(dict.fromkeys(reasons)))
+    return newest, PullReport(len(newest), refused, tuple(dict.fromkeys(reasons)), tuple(partial), unanswered)
+
+
+def _brought(series: Iterable[Series]) -> Brought:
+    labels = [one.labels for one in series]
+    return Brought(frozenset(each["site"] for each in labels if each.get("site")), frozenset(each["UUID"] for each in labels if each.get("UUID")))
 
 
 def _batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -108,23 +122,18 @@ def pull(*, now: datetime) -> PullReport:
             series, report = read_last_samples(source, at=now, window_seconds=window, replica_labels=settings.REPLICA_LABELS)
         hand_over(series, url=f"{settings.TELEMETRY_URL}/api/v1/write", token=settings.PULL_TOKEN, timeout_seconds=settings.PROMETHEUS_TIMEOUT_SECONDS)
     except SourceFault as fault:
-        report = PullReport(0, 0, (fault.reason,))
+        report = PullReport(0, 0, (fault.reason,), unanswered=True)
     _note(report, now=now)
     return report
 
 
 def note_unfinished(*, now: datetime) -> None:
     """A pull was stopped since it took too long: say so, as of any other that is incomplete."""
-    _note(PullReport(0, 0, ("The pull was not through in time and was stopped.",)), now=now)
+    _note(PullReport(0, 0, ("The pull was not through in time and was stopped.",), unanswered=True), now=now)
 
 
 def _note(report: PullReport, *, now: datetime) -> None:
-    """Count an incomplete pull against its sender, so that the pages say that and why something may be missing."""
-    if report.complete:
-        return
-    sender = Sender.objects.filter(token_hash=digest_token(settings.PULL_TOKEN)).first()
-    row, made = DataQuality.objects.get_or_create(
-        sender=sender, site=None, reason="incomplete_pull", defaults={"count": 1, "first_at": now, "last_at": now, "example": report.reasons[0][:300]}
-    )
-    if not made:
-        DataQuality.objects.filter(pk=row.pk).update(count=F("count") + 1, last_at=now, example=report.reasons[0][:300])
+    """Count an incomplete pull against its sender and sites, so that the pages say that and why something may be missing."""
+    if not report.complete:
+        sender = Sender.objects.filter(token_hash=digest_token(settings.PULL_TOKEN)).first()
+        note_incomplete(sender, reason=report.reasons[0], partial=report.partial, everywhere=report.unanswered, now=now)

@@ -16,7 +16,7 @@ class Tally:
     example: str = ""
 
 
-Key = tuple[int, int | None, Refusal]
+Key = tuple[int | None, int | None, Refusal]  # sender id, site id, reason
 
 
 class Quality:

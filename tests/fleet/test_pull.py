@@ -1,9 +1,10 @@
 """The pull: real Prometheus in, remote_write out, each sample with its own time; what was incomplete is said."""
 
+import json
 import subprocess
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import cramjam
@@ -11,14 +12,16 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from console.celery import app
-from fleet.models import DataQuality
+from fleet.models import DataQuality, Region, Site
 from fleet.prometheus import FaultKind, PrometheusSource, SourceFault
 from fleet.tasks import pull_telemetry
 from fleet.telemetry import pull
+from fleet.telemetry.completeness import incomplete_now
 from fleet.telemetry.prompb import WriteRequest
 from fleet.telemetry.senders import create_sender
 from script.servers import Prometheus, find_binary, free_port
-from tests.builders import make_region
+from tests.builders import make_gpu, make_node, make_region, make_site
+from tests.fleet.samples import case_json
 
 END = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 T = END.timestamp()
@@ -123,6 +126,80 @@ def test_what_the_door_refuses(source: PrometheusSource, door: tuple[str, list[t
     with pytest.raises(SourceFault) as caught:
         pull.hand_over(series, url=url, token="t", timeout_seconds=5)
     assert caught.value.kind is kind
+
+
+@pytest.fixture
+def partial_source() -> Iterator[tuple[str, list[str]]]:
+    """A querier that knows one metric and answers with the body put into its list (case C12)."""
+    bodies: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(_NAMES) if "group" in self.path else _as_range(bodies[0])
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", bodies
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+_NAMES = {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL"}, "value": [T, "1"]}]}}
+
+
+def _as_range(name: str) -> str:
+    """A file of the case as the answer to a range vector."""
+    answer = case_json("C12", name)
+    answer["data"] = {"resultType": "matrix", "result": [{"metric": one["metric"], "values": [one["value"]]} for one in answer["data"]["result"]]}
+    return json.dumps(answer)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("with_site_labels", [True, False])
+def test_c12_a_partial_pull_names_the_sites_that_it_lacks(
+    partial_source: tuple[str, list[str]], door: tuple[str, list[tuple[str, bytes]], list[int]], settings: Settings, with_site_labels: bool
+) -> None:
+    url, bodies = partial_source
+    ams, fra, elsewhere = make_region("ams"), make_region("fra"), make_region("elsewhere")
+    for one in case_json("C12", "1-full.json")["data"]["result"]:
+        code = one["metric"]["site"]
+        site = Site.objects.filter(code=code).first() or make_site(code, region=ams if code == "edge-ams" else fra)
+        make_gpu(one["metric"]["UUID"], node=site.nodes.first() or make_node(site=site), index=int(one["metric"]["gpu"]))
+    if not with_site_labels:
+        Site.objects.filter(code="edge-ams").update(code="renamed-ams")  # its GPUs are known by UUID all the same
+    sender, token = create_sender(name="pull", regions=[ams, fra])
+    settings.PROMETHEUS_URL, settings.TELEMETRY_URL, settings.PULL_TOKEN = url, door[0], token
+
+    def lacking(*regions: Region) -> tuple[str, ...] | None:
+        found = incomplete_now(now=END, region_ids=[region.pk for region in regions] if regions else None)
+        return None if found is None else found.site_codes
+
+    bodies[:] = ["1-full.json"]
+    assert pull.pull(now=END).complete
+    assert incomplete_now(now=END) is None
+    bodies[:] = ["2-partial.json"]
+    report = pull.pull(now=END)
+    assert (report.complete, report.series) == (False, 4)
+    row = DataQuality.objects.get()
+    assert (row.sender, row.site and row.site.code, row.reason) == (sender, "edge-fra", "incomplete_pull")
+    assert "edge-fra-store" in row.example
+    assert (lacking(), lacking(fra), lacking(ams), lacking(elsewhere)) == (("edge-fra",), ("edge-fra",), None, None)
+    assert incomplete_now(now=END + timedelta(minutes=5)) is None
+    bodies[:] = ["3-infos.json"]
+    assert pull.pull(now=END).complete
+    settings.PROMETHEUS_URL = f"http://127.0.0.1:{free_port()}"
+    pull.pull(now=END)
+    assert (lacking(), lacking(ams), lacking(elsewhere)) == ((), (), None)
 
 
 @pytest.mark.django_db

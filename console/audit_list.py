@@ -21,7 +21,7 @@ from console.links import object_url
 from console.lists import Column, ListKind
 from fleet.models import AuditEntry, AuditKind, AuditOutcome
 
-PAGES = {AuditKind.REGION: "region", AuditKind.SITE: "site", AuditKind.NODE: "node", AuditKind.GPU: "gpu"}
+PAGES: dict[str, str] = {AuditKind.REGION: "region", AuditKind.SITE: "site", AuditKind.NODE: "node", AuditKind.GPU: "gpu"}
 SHORT = 80
 
 
@@ -75,7 +75,7 @@ def subject(entry: AuditEntry) -> SafeString | str:
         return ""
     kind = format_html('<span class="faint">{}</span> ', entry.get_kind_display()) if entry.kind else ""
     name = formats.short_uuid(entry.object_key) if entry.kind == AuditKind.GPU else entry.object_key
-    page = PAGES.get(AuditKind(entry.kind)) if entry.kind else None
+    page = PAGES.get(entry.kind)
     if page is None:
         return format_html("<span>{}{}</span>", kind, name)
     return format_html('<span>{}<a href="{}" title="{}">{}</a></span>', kind, object_url(page, entry.object_key), entry.object_key, name)

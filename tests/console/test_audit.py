@@ -90,6 +90,7 @@ def test_strangers(cast: Cast) -> None:
         ("since=2026-11-20T10:03:00Z", ["user.create", "site.change"]),
         ("until=2026-11-20T10:01:00Z", ["maintenance.create"]),
         ("since=2026-11-20+10:01&until=2026-11-20+10:02", ["control.set"]),
+        ("since=0001-01-01T00:00:00%2B14:00&until=9999-12-31T23:59:59-14:00&id=1&q=nobody", []),
         ("q=chg-7", ["maintenance.create"]),
         ("ordering=actor", ["user.create", "local.evict", "maintenance.create", "control.set", "site.change"]),
     ],

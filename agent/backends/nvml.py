@@ -13,16 +13,15 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
-from agent.backends import node_tools, nvml_mig
+from agent.backends import node_tools, nvml_mig, nvml_power
 from agent.backends.base import BackendError, ClockReading, ErrorCode, MigReading, PowerReading
+from agent.backends.nvml_power import optional, persistence_mode
 from agent.backends.nvml_topology import read_topology
 from agent.protocol import Condition, DriverMismatch, GpuCondition, GpuFacts, HealthReport, InventoryReport, NodeFacts, Sharing
-
-T = TypeVar("T")
 
 _CODES = {
     pynvml.NVML_ERROR_GPU_IS_LOST: ErrorCode.GPU_LOST,
@@ -50,7 +49,6 @@ _DRIVER_GONE = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 }
-_EVENT_REASONS = {0x1: "idle", 0x4: "power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}
 _LIBRARY = re.compile(r"libnvidia-ml\.so\.([0-9][0-9.]*[0-9])")
 _MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*[0-9])")
 
@@ -62,16 +60,6 @@ def _translated() -> Iterator[None]:
         yield
     except pynvml.NVMLError as error:
         raise BackendError(_CODES.get(error.value, ErrorCode.UNAVAILABLE), f"NVML: {error}") from error
-
-
-def _optional(call: Callable[[], T]) -> T | None:
-    """The value, or None where the GPU has no such thing or may not be asked. A lost GPU still raises."""
-    try:
-        return call()
-    except pynvml.NVMLError as error:
-        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
-            raise
-        return None
 
 
 class NvmlBackend:
@@ -154,14 +142,7 @@ class NvmlBackend:
 
     def read_clocks(self, gpu_uuid: str) -> ClockReading:
         with _translated():
-            handle = self._handle(gpu_uuid)
-            reasons = _optional(lambda: _event_reasons(handle)) or 0
-            return ClockReading(
-                sm_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
-                max_sm_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))),
-                limited_by=tuple(name for bit, name in _EVENT_REASONS.items() if reasons & bit),
-                persistence_mode=_persistence_mode(handle),
-            )
+            return nvml_power.read_clocks(self._handle(gpu_uuid))
 
     # Power.
 
@@ -171,22 +152,11 @@ class NvmlBackend:
 
     def reset_power_limit(self, gpu_uuid: str) -> None:
         with _translated():
-            handle = self._handle(gpu_uuid)
-            default = int(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
-            if int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) != default:
-                pynvml.nvmlDeviceSetPowerManagementLimit(handle, default)
+            nvml_power.reset_limit(self._handle(gpu_uuid))
 
     def read_power(self, gpu_uuid: str) -> PowerReading:
         with _translated():
-            handle = self._handle(gpu_uuid)
-            low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-            return PowerReading(
-                limit_mw=int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)),
-                min_mw=int(low),
-                max_mw=int(high),
-                default_mw=int(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)),
-                persistence_mode=_persistence_mode(handle),
-            )
+            return nvml_power.read_power(self._handle(gpu_uuid))
 
     # MIG.
 
@@ -277,10 +247,10 @@ class NvmlBackend:
     # Facts.
 
     def _node_facts(self) -> NodeFacts:
-        cuda = _optional(pynvml.nvmlSystemGetCudaDriverVersion)
+        cuda = optional(pynvml.nvmlSystemGetCudaDriverVersion)
         numa = len([path for path in (self._sys / "devices/system/node").glob("node[0-9]*") if path.is_dir()])
         return NodeFacts(
-            driver_version=str(_optional(pynvml.nvmlSystemGetDriverVersion) or ""),
+            driver_version=str(optional(pynvml.nvmlSystemGetDriverVersion) or ""),
             cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
             kubelet_version=self._kubelet(),
             numa_nodes=numa or None,
@@ -307,22 +277,22 @@ class NvmlBackend:
             return None
 
     def _gpu_facts(self, handle: Any, index: int) -> GpuFacts:
-        memory = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
-        limit = _optional(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)))
-        mig = _optional(lambda: _mig_enabled(handle))
+        memory = optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+        limit = optional(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle)))
+        mig = optional(lambda: _mig_enabled(handle))
         pci_bus_id = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId)
-        slices = _optional(lambda: nvml_mig.read_slices(handle)) if mig else None if mig is None else ()
+        slices = optional(lambda: nvml_mig.read_slices(handle)) if mig else None if mig is None else ()
         return GpuFacts(
             uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
             index=index,
             pci_bus_id=pci_bus_id,
-            serial=str(_optional(lambda: pynvml.nvmlDeviceGetSerial(handle)) or ""),
-            name=str(_optional(lambda: pynvml.nvmlDeviceGetName(handle)) or ""),
+            serial=str(optional(lambda: pynvml.nvmlDeviceGetSerial(handle)) or ""),
+            name=str(optional(lambda: pynvml.nvmlDeviceGetName(handle)) or ""),
             memory_bytes=memory,
             power_limit_watts=None if limit is None else limit / 1000,
             numa_node=_numa_node(handle, pci_bus_id, self._sys),
             mig_enabled=mig,
-            persistence_mode=_persistence_mode(handle),
+            persistence_mode=persistence_mode(handle),
             sharing=_sharing(handle, bool(mig)),
             slices=slices,
         )
@@ -340,18 +310,6 @@ def open_backend(options: dict[str, str]) -> NvmlBackend:
 
 def _text(value: bytes | str) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _persistence_mode(handle: Any) -> bool | None:
-    mode = _optional(lambda: pynvml.nvmlDeviceGetPersistenceMode(handle))
-    return None if mode is None else bool(mode)
-
-
-def _event_reasons(handle: Any) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except pynvml.NVMLError_FunctionNotFound:
-        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
 def _probe(handle: Any) -> None:
@@ -406,5 +364,5 @@ def _sharing(handle: Any, mig: bool) -> Sharing | None:
     """MIG by its mode, MPS by its processes; whether the rest is time-sliced only Kubernetes knows."""
     if mig:
         return Sharing.MIG
-    processes = _optional(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle))
+    processes = optional(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle))
     return Sharing.MPS if processes else None

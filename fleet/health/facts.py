@@ -77,8 +77,6 @@ class Thresholds:
     pcie_replays: float = 60.0
     region_silent_ratio: float = 0.5
     region_silent_sites: int = 3  # fewer sites than this are never "the region"
-    profiling_busy_ratio: float = 0.5  # GPU_UTIL above, with GR_ENGINE_ACTIVE at 0, contradicts
-    profiling_idle_ratio: float = 0.001
     flapping_changes: int = 6
     flapping_window_seconds: float = 900.0
     frozen_intervals: float = 6.0  # an energy counter that stands for so long (and for `frozen_least_seconds`) is not read anew

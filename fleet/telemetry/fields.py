@@ -7,7 +7,7 @@ joules, bytes, ratios 0..1.
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -181,7 +181,6 @@ class Refusal(StrEnum):
     FUTURE = "future"
     HISTOGRAM = "histogram"
     UNKNOWN_METRIC = "unknown_metric"
-    SUSPECT_PROFILING = "suspect_profiling"
     NO_IDENTITY = "no_identity"
     TOO_MANY_SERIES = "too_many_series"
     NAME_TOO_LONG = "name_too_long"
@@ -256,48 +255,10 @@ def is_blank(value: float, dcgm_type: DcgmType) -> bool:
     return low <= value < high or value == math.inf
 
 
-def read_value(metric_name: str, value: float, *, on_slice: bool = False) -> tuple[float | None, Refusal | None]:
-    """The value of a GPU metric in our unit, or None with the reason why it is no value.
-
-    Raises KeyError for a metric that is not in FIELDS.
-    """
-    field, metric = FIELD_OF_METRIC[metric_name]
-    if math.isnan(value):
-        return None, Refusal.NOT_A_NUMBER
-    if is_blank(value, metric.type) or _is_foreign_blank(value, field, metric):
-        return None, Refusal.BLANK
-    if on_slice and field.level is Level.WHOLE:
-        return None, None
-    scaled = value * metric.scale
-    if metric_name in RATIO_OR_PERCENT and 1 < value <= 100:
-        scaled = value / 100
-    if not field.minimum <= scaled <= field.maximum:
-        return None, Refusal.OUT_OF_RANGE
-    return scaled, None
-
-
-def _is_foreign_blank(value: float, field: Field, metric: Metric) -> bool:
-    """A blank of another of DCGM's types, on a field whose valid range excludes that number: the exporter converted it."""
-    if field.minimum <= value * metric.scale <= field.maximum:
-        return False
-    return any(low <= value < high for low, high in BLANK_RANGES.values()) or value >= 2.0**63
-
-
 def compute_slices(profile: str) -> int:
     """Compute slices of a MIG profile: 3 for "3g.40gb" and "1c.3g.40gb". 0 when the name does not say."""
     found = re.search(r"(?:^|\.)(\d)g\.", profile)
     return int(found.group(1)) if found else 0
-
-
-def sliced_utilization(slices: Iterable[tuple[str, float | None]]) -> float | None:
-    """Utilisation of a sliced GPU from (profile, engine-active ratio) of its slices, weighted by compute slices of 7. None when a slice has no value."""
-    total, seen = 0.0, False
-    for profile, ratio in slices:
-        if ratio is None or math.isnan(ratio):
-            return None
-        total += compute_slices(profile) * ratio
-        seen = True
-    return total / COMPUTE_SLICES if seen else None
 
 
 _WORKLOAD_LABELS = ("namespace", "pod", "container")

@@ -68,7 +68,7 @@ def add_quality(tallies: dict[Key, Tally]) -> None:
 
 def set_missing(counts: dict[tuple[int, int | None], int], *, now: float) -> None:
     """Set how many series of a sender and site no longer come: a state, not a sum. Rows of 0, and those that nobody renewed for long, go."""
-    tallies = {(sender, site, Refusal.SERIES_MISSING): Tally(count, now, now) for (sender, site), count in counts.items()}
+    tallies: dict[Key, Tally] = {(sender, site, Refusal.SERIES_MISSING): Tally(count, now, now) for (sender, site), count in counts.items()}
     _write_quality(tallies, "EXCLUDED.count")
     forgotten = Q(count=0) | Q(last_at__lt=moment(now - MISSING_FORGOTTEN_SECONDS))
     DataQuality.objects.filter(forgotten, reason=Refusal.SERIES_MISSING.value).delete()

@@ -253,6 +253,37 @@ class TestNames:
             values.append(gpu_value(ingest, GPU, "utilization_ratio"))
         assert values == [0.63, 0.63, 0.01, None]
 
+    @pytest.mark.parametrize(
+        ("metric", "value", "field", "right", "refused"),
+        [
+            ("DCGM_FI_DEV_GPU_UTIL", 63.0, "utilization_ratio", 0.63, None),
+            ("DCGM_FI_DEV_GPU_UTIL", 100.0, "utilization_ratio", 1.0, None),
+            ("DCGM_FI_DEV_GPU_UTIL", 100.5, "utilization_ratio", None, Refusal.OUT_OF_RANGE),
+            ("DCGM_FI_DEV_GPU_UTIL", 4294967295.0, "utilization_ratio", None, Refusal.OUT_OF_RANGE),
+            ("DCGM_FI_DEV_GPU_UTIL", math.nan, "utilization_ratio", None, Refusal.NOT_A_NUMBER),
+            ("DCGM_FI_DEV_GPU_UTIL", math.inf, "utilization_ratio", None, Refusal.BLANK),
+            ("DCGM_FI_DEV_FB_USED", 0.0, "memory_used_bytes", 0.0, None),
+            ("DCGM_FI_DEV_FB_USED", 40960.0, "memory_used_bytes", 42949672960.0, None),
+            ("DCGM_FI_DEV_MEMORY_TEMP", 2147483632.0, "memory_temperature_celsius", None, Refusal.BLANK),
+            ("DCGM_FI_DEV_GPU_TEMP", -5.0, "gpu_temperature_celsius", -5.0, None),
+            ("DCGM_FI_DEV_POWER_USAGE", -1.0, "power_watts", None, Refusal.OUT_OF_RANGE),
+            ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 126272106318.0, "energy_joules", 126272106.318, None),
+            ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 126272106.0, "energy_joules", 126272106.0, None),
+            ("DCGM_FI_PROF_PCIE_RX_BYTES", 2147483640.0, "pcie_rx_bytes_per_second", 2147483640.0, None),
+        ],
+    )
+    def test_values_in_our_units(self, ingest: Ingest, metric: str, value: float, field: str, right: float | None, refused: Refusal | None) -> None:
+        push(ingest, [Sample({"__name__": metric, "UUID": GPU}, value, T0)])
+        got = gpu_value(ingest, GPU, field)
+        assert got == (None if right is None else pytest.approx(right))
+        assert {reason for reason, count in ingest.quality.totals.items() if count} == ({refused} if refused else set())
+
+    def test_gpu_util_on_a_slices_line_means_nothing(self, ingest: Ingest) -> None:
+        push(ingest, [Sample({**engine(0.0).labels, "__name__": "DCGM_FI_DEV_GPU_UTIL"}, 0.0, T0), engine(0.9)])
+        assert gpu_value(ingest, GPU, "utilization_ratio") is None
+        assert slice_value(ingest, GPU, 9, "engine_active_ratio") == 0.9
+        assert sum(ingest.quality.totals.values()) == 0
+
     def test_nvlink_errors_are_the_sum_of_their_counters(self, ingest: Ingest) -> None:
         kinds = ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
         push(ingest, [Sample({"__name__": f"DCGM_FI_DEV_NVLINK_{kind}_ERROR_COUNT_TOTAL", "UUID": GPU}, n + 1.0, T0) for n, kind in enumerate(kinds)])

@@ -1,11 +1,13 @@
 """Cases C01-C08, C13 and the DCGM fixtures: what goes in by either door comes out right."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from fleet.telemetry.energy import EnergyReading, energy_joules
 from fleet.telemetry.fields import MIB, Refusal, Sample
 from fleet.telemetry.ingest import Ingest
 from fleet.telemetry.live_detail import DetailWatch
@@ -280,3 +282,21 @@ def test_fixture_of_a_slurm_node(door: Door) -> None:
     assert ingest.state.gpu_count == 8
     assert ingest.state.slice_count == 0
     assert not np.isnan(ingest.state.gpu_values[8]).any()
+
+
+def test_c32_energy_of_restarting_blinking_and_blank_counters() -> None:
+    expect, limits = case_json("C32"), case_json("C32", "limits.json")
+    samples = from_answer(case_json("C32", "range.json"))
+    ingest = fleet_of(uuids_of(samples))
+    readings: dict[str, list[EnergyReading]] = defaultdict(list)
+    for sample in samples:
+        push(ingest, [sample])
+        uuid = sample.labels["UUID"]
+        readings[uuid].append(EnergyReading(sample.at, gpu_value(ingest, uuid, "energy_joules")))
+    for letter, uuid in expect["gpu"].items():
+        intervals = energy_joules(readings[uuid], power_limit_watts=limits["power_limit_w"], slack=limits["slack"])
+        total = sum(interval.joules for interval in intervals)
+        assert total == pytest.approx(expect["energy_mj"][uuid] / 1000), letter
+        assert total / 3.6e6 == pytest.approx(expect["kwh"][uuid], abs=expect["tolerance_kwh"])
+        assert all(0 <= interval.joules <= limits["power_limit_w"] * (interval.until - interval.since) * limits["slack"] for interval in intervals)
+        assert any(interval.at_least for interval in intervals) == (letter == "B")

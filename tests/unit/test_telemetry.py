@@ -1,27 +1,19 @@
 """Tables of cases for what metrics mean: values, blanks, workloads, slices, energy (C32)."""
 
-import math
-from collections import defaultdict
-
 import pytest
 
 from fleet.inventory.host_names import host_label, host_of_address
 from fleet.models import GpuReading, SliceReading
-from fleet.telemetry.energy import EnergyReading, energy_joules
 from fleet.telemetry.fields import (
     FIELD_OF_METRIC,
     GPU_FIELDS,
     SLICE_FIELDS,
     DcgmType,
-    Refusal,
     compute_slices,
     is_blank,
-    read_value,
-    sliced_utilization,
     workload_of,
 )
 from fleet.telemetry.service_metrics import SERVICE_FIELDS, job_of
-from tests.fleet.samples import case_json, from_answer
 
 
 def test_fields_are_the_columns_of_the_readings() -> None:
@@ -50,36 +42,6 @@ def test_blanks_go_by_the_fields_own_type(value: float, its_type: DcgmType, blan
     assert is_blank(value, its_type) is blank
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "expected"),
-    [
-        ("DCGM_FI_DEV_GPU_UTIL", 63.0, (0.63, None)),
-        ("DCGM_FI_DEV_GPU_UTIL", 100.0, (1.0, None)),
-        ("DCGM_FI_DEV_GPU_UTIL", 100.5, (None, Refusal.OUT_OF_RANGE)),
-        ("DCGM_FI_DEV_GPU_UTIL", 4294967295.0, (None, Refusal.OUT_OF_RANGE)),
-        ("DCGM_FI_DEV_GPU_UTIL", math.nan, (None, Refusal.NOT_A_NUMBER)),
-        ("DCGM_FI_DEV_GPU_UTIL", math.inf, (None, Refusal.BLANK)),
-        ("DCGM_FI_DEV_FB_USED", 0.0, (0.0, None)),
-        ("DCGM_FI_DEV_FB_USED", 40960.0, (42949672960.0, None)),
-        ("DCGM_FI_DEV_MEMORY_TEMP", 2147483632.0, (None, Refusal.BLANK)),
-        ("DCGM_FI_DEV_GPU_TEMP", -5.0, (-5.0, None)),
-        ("DCGM_FI_DEV_POWER_USAGE", -1.0, (None, Refusal.OUT_OF_RANGE)),
-        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 126272106318.0, (126272106.318, None)),
-        ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 126272106.0, (126272106.0, None)),
-        ("DCGM_FI_PROF_PCIE_RX_BYTES", 2147483640.0, (2147483640.0, None)),
-    ],
-)
-def test_values_in_our_units(metric: str, value: float, expected: tuple[float | None, Refusal | None]) -> None:
-    got = read_value(metric, value)
-    assert got[1] == expected[1]
-    assert got[0] == pytest.approx(expected[0]) if expected[0] is not None else got[0] is None
-
-
-def test_gpu_util_on_a_slices_line_means_nothing() -> None:
-    assert read_value("DCGM_FI_DEV_GPU_UTIL", 0.0, on_slice=True) == (None, None)
-    assert read_value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.9, on_slice=True) == (0.9, None)
-
-
 def test_each_metric_name_is_one_field() -> None:
     names = [metric.name for field in GPU_FIELDS for metric in field.metrics]
     assert len(names) == len(set(names)) == len(FIELD_OF_METRIC)
@@ -88,12 +50,6 @@ def test_each_metric_name_is_one_field() -> None:
 @pytest.mark.parametrize(("profile", "slices"), [("1g.10gb", 1), ("3g.40gb", 3), ("7g.80gb", 7), ("1g.10gb+me", 1), ("1c.3g.40gb", 3), ("", 0), ("mig", 0)])
 def test_compute_slices(profile: str, slices: int) -> None:
     assert compute_slices(profile) == slices
-
-
-def test_sliced_utilisation_is_weighted_and_unknown_when_a_slice_is() -> None:
-    assert sliced_utilization([("1g.10gb", 0.9), ("2g.20gb", 0.6), ("3g.40gb", 0.2)]) == pytest.approx(0.385714, abs=1e-6)
-    assert sliced_utilization([("1g.10gb", 0.9), ("2g.20gb", None)]) is None
-    assert sliced_utilization([]) is None
 
 
 @pytest.mark.parametrize(
@@ -146,21 +102,6 @@ def test_host_names_are_compared_by_their_first_label_and_addresses_whole(name: 
 )
 def test_the_host_of_a_targets_address(address: str, host: str) -> None:
     assert host_of_address(address) == host
-
-
-def test_c32_energy_of_restarting_blinking_and_blank_counters() -> None:
-    expect, limits = case_json("C32"), case_json("C32", "limits.json")
-    readings: dict[str, list[EnergyReading]] = defaultdict(list)
-    for sample in from_answer(case_json("C32", "range.json")):
-        value, _ = read_value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", sample.value)
-        readings[sample.labels["UUID"]].append(EnergyReading(sample.at, value))
-    for letter, uuid in expect["gpu"].items():
-        intervals = energy_joules(readings[uuid], power_limit_watts=limits["power_limit_w"], slack=limits["slack"])
-        total = sum(interval.joules for interval in intervals)
-        assert total == pytest.approx(expect["energy_mj"][uuid] / 1000), letter
-        assert total / 3.6e6 == pytest.approx(expect["kwh"][uuid], abs=expect["tolerance_kwh"])
-        assert all(0 <= interval.joules <= limits["power_limit_w"] * (interval.until - interval.since) * limits["slack"] for interval in intervals)
-        assert any(interval.at_least for interval in intervals) == (letter == "B")
 
 
 def test_service_fields_are_named_once_per_job() -> None:

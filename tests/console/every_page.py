@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
@@ -11,7 +13,23 @@ from console.models import User
 from fleet import jobs
 from fleet.control import audit
 from fleet.job_kinds import runner_of
-from fleet.models import AgentIdentity, DataQuality, InventoryImport, Job, KeyChangeRequest, MaintenanceWindow, Policy, Sender, Site, XidEvent
+from fleet.models import (
+    AgentIdentity,
+    Command,
+    CommandTarget,
+    DataQuality,
+    InventoryImport,
+    Job,
+    KeyChangeRequest,
+    MaintenanceWindow,
+    Node,
+    Policy,
+    Sender,
+    Site,
+    Switch,
+    SwitchAnswer,
+    XidEvent,
+)
 from script.benchmarks.fleet_rows import fill_fleet
 from tests.console.pages import signed_in
 
@@ -45,14 +63,47 @@ def fill(administrator: User, *, now: datetime) -> list[str]:
         before={"ends_at": "10:00"},
         after={"ends_at": "11:00"},
     )
+    running, waiting = _commands(administrator, node, now)
+    switch = Switch.objects.create(
+        kind="kill", scope_kind="site", scope_key=site.code, reason="smoke in the rack", armed_by=administrator, armed_at=now, body=b"x", signature=b"x" * 64,
+        key_id="k", preview={"sites": 1, "nodes": 1, "workloads": 4},
+    )  # fmt: skip
+    SwitchAnswer.objects.create(
+        switch=switch, node=node, version=1, state="pending", stopped=3, remaining=1, detail="llm-0 holds", at=now, sequence=1, received_at=now
+    )
     reviewed, unmapped = _imports(signed_in(administrator), site.region.slug, now)
     return [
         "/", "/map", "/wall/all", "/sites?page_size=10", "/sites?state=down&q=a", "/sites?state=nonsense", "/nodes?page_size=10", "/gpus?page_size=10", "/regions",
         f"/sites/{site.code}", f"/nodes/{node.pk}", f"/gpus/{phy.uuid}", f"/gpus/{split.uuid}", f"/gpus/{whole.uuid}", f"/regions/{site.region.slug}",
+        "/commands", "/commands/new", f"/commands/new?kind=drain&nodes={node.pk}", f"/commands/{running}", f"/commands/{waiting}", "/approvals", "/switches", f"/switches/{switch.pk}",
         "/search?q=maryvale", "/audit", f"/audit/{act.pk}", "/jobs", f"/jobs/{reviewed.pk}", "/imports/new", f"/imports/{reviewed.pk}", f"/imports/{reviewed.pk}?outcome=error",
         f"/imports/{unmapped.pk}/columns", "/settings/agents", "/settings/senders", "/settings/users", f"/settings/users/{administrator.pk}",
-        "/settings/tenants", "/settings/tenants/acme", "/settings/tokens",
+        "/accounts/reauthenticate/", "/settings/tenants", "/settings/tenants/acme", "/settings/tokens",
     ]  # fmt: skip
+
+
+def _commands(owner: User, node: Node, now: datetime) -> tuple[UUID, UUID]:
+    """One that runs, with a target that is blocked and one that failed; one of somebody else that waits for an approval."""
+    plan: dict[str, Any] = {
+        "title": "Drain", "kind": "drain", "explains": "Evicts.", "targets": 2, "sites": 2, "workloads": 8, "tenants": ["acme"], "phy_placements": 0, "unreachable": 1,
+        "refused": [{"target": "du-9", "rule": "node_rate", "why": "Three disruptive acts within 24 h."}], "refused_count": 1, "skipped": [], "skipped_count": 0,
+        "by_region": {"north": 2}, "examples": ["du-1", "du-2"], "waves": [1, 1], "parameters": {"deadline_seconds": 1800}, "undo": "Uncordon.", "plan": [[node.pk, ""]],
+        "budget": [{"region": "north", "nodes": 60, "used": 3, "wanted": 2, "limit": 10}], "risk": 3, "phrase": "drain 2 nodes", "approvals": 1,
+    }  # fmt: skip
+    common: dict[str, Any] = {"kind": "drain", "reason": "CHG-7", "risk": 3, "preview": plan, "preview_hash": "0" * 64, "waves": [1, 1], "failure_share": 0.2}
+    common |= {"created_at": now, "not_after": now + timedelta(hours=1), "approvals_needed": 1}
+    running = Command.objects.create(**common, state="running", created_by=owner, wave=0)
+    other = Node.objects.exclude(pk=node.pk).order_by("pk")[0]
+    CommandTarget.objects.create(
+        command=running, node=node, wave=0, state="running", blocked=["budget llm-a keeps llm-a-0"], progress={"evicted": 3}, accepted_at=now, released_at=now
+    )
+    CommandTarget.objects.create(
+        command=running, node=other, wave=1, state="failed", code="timeout", detail="No result came.", output="line\nline", finished_at=now
+    )
+    asker = User.objects.create_user("asker", password="asker")
+    waiting = Command.objects.create(**common, state="awaiting", created_by=asker, approve_by=now + timedelta(hours=1))
+    CommandTarget.objects.create(command=waiting, node=node, wave=0)
+    return running.pk, waiting.pk
 
 
 def _imports(client: Client, region: str, now: datetime) -> tuple[InventoryImport, InventoryImport]:

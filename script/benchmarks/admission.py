@@ -197,9 +197,11 @@ class Load:
         for _, asked in under_way.values():
             self.wrong[f"{asked.name}: no answer"] = self.wrong.get(f"{asked.name}: no answer", 0) + 1
         selector.close()
+        for found in (*free, *under_way):
+            found.close()
 
 
-def write_configuration(folder: Path, control_port: int, door_port: int, triton_port: int) -> None:
+def write_configuration(folder: Path, control_port: int, door_port: int, triton_port: int, dcgm_port: int) -> None:
     gpus = [
         {
             "uuid": f"GPU-bench-{index}",
@@ -229,14 +231,14 @@ def write_configuration(folder: Path, control_port: int, door_port: int, triton_
         "gpus": gpus,
         "exporters": ["dcgm"],
     }
-    fleet = {"seed": 1, "control_address": f"127.0.0.1:{control_port}", "act_log": str(folder / "acts.jsonl"), "ports": {"dcgm": 19400}, "nodes": [node]}
+    fleet = {"seed": 1, "control_address": f"127.0.0.1:{control_port}", "act_log": str(folder / "acts.jsonl"), "ports": {"dcgm": dcgm_port}, "nodes": [node]}
     (folder / "fleet.json").write_text(json.dumps(fleet))
     (folder / "agent.toml").write_text(
         f'state_dir = "{folder}"\n'
         f'[backend]\nkind = "simulated"\nurl = "http://127.0.0.1:{control_port}"\nnode = "{HOST}"\n'
         f'[cluster]\nkind = "simulated_cluster"\nurl = "http://127.0.0.1:{control_port}"\nnode = "{HOST}"\n'
         f'[local]\nadmission_port = {door_port}\nadmission_socket = "{folder}/admission.sock"\n'
-        f'depth_urls = ["http://127.0.0.1:{triton_port}/metrics"]\nusage_url = "http://127.91.7.1:19400/metrics"\n'
+        f'depth_urls = ["http://127.0.0.1:{triton_port}/metrics"]\nusage_url = "http://127.91.7.1:{dcgm_port}/metrics"\n'
     )
 
 
@@ -273,17 +275,16 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rps", type=float, default=500)
-    options = parser.parse_args()
+def run(seconds: float, rps: float) -> Load:
+    """Raises TimeoutError or OSError, with what the processes said, when there is no door to ask."""
     with tempfile.TemporaryDirectory(prefix="masthead-bench-") as name:
         folder = Path(name)
         control_port, door_port = free_port(), free_port()
         triton = ThreadingHTTPServer(("127.0.0.1", 0), _Triton)
-        threading.Thread(target=triton.serve_forever, daemon=True).start()
-        write_configuration(folder, control_port, door_port, triton.server_port)
+        triton.daemon_threads = True
+        serving = threading.Thread(target=triton.serve_forever, daemon=True)
+        serving.start()
+        write_configuration(folder, control_port, door_port, triton.server_port, free_port())
         seed_agent(folder)
         commands = (
             [sys.executable, "-m", "agent.simulator", "hardware", "--config", str(folder / "fleet.json")],
@@ -296,17 +297,31 @@ def main() -> int:
                     children.append(subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log))
                     wait_for_port(port, 30)
                 wait_for_door(("127.0.0.1", door_port), 30)
-                load = Load([("127.0.0.1", door_port), str(folder / "admission.sock")], options.seconds, options.rps)
+                load = Load([("127.0.0.1", door_port), str(folder / "admission.sock")], seconds, rps)
                 load.run()
             except (TimeoutError, OSError) as error:
-                print(f"{error}\n{(folder / 'log').read_text()[-3000:]}", file=sys.stderr)
-                return 1
+                raise TimeoutError(f"{error}\n{(folder / 'log').read_text()[-3000:]}") from error
             finally:
                 for child in children:
                     child.terminate()
                 for child in children:
                     child.wait(10)
                 triton.shutdown()
+                triton.server_close()
+                serving.join()
+    return load
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rps", type=float, default=500)
+    options = parser.parse_args()
+    try:
+        load = run(options.seconds, options.rps)
+    except TimeoutError as error:
+        print(error, file=sys.stderr)
+        return 1
     for name, count in load.wrong.items():
         print(f"wrong: {name}: {count}", file=sys.stderr)
     print(

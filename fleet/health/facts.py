@@ -174,7 +174,7 @@ class GpuFacts:
     contact_since: float  # last contact when the contact is lost
     gpus_of_node: int
     gpus_fresh: int  # of its node
-    signs: int = 0  # bits of `conditions.Sign`
+    signs: int = 0  # bits of `signs.Sign`
     judged: int = 0  # the signs that could be judged; the others stay as they were
     agent: AgentWord = AgentWord.NONE
     agent_detail: str = ""

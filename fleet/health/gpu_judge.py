@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.health.changes import Changes, Kind
-from fleet.health.conditions import SIGN_OF_CODE, Sign, gpu_conditions, signs_of
+from fleet.health.conditions import gpu_conditions
 from fleet.health.contact import CODE, CONTACTS
 from fleet.health.facts import NAN, AgentWord, Condition, Contact, GpuFacts, Thresholds
 from fleet.health.judging import Floats, Judge, View
 from fleet.health.memory import padded
 from fleet.health.rising import Rising
+from fleet.health.signs import SIGN_OF_CODE, Sign, signs_of
 from fleet.health.verdict import active_conditions, follow, gpu_verdict
 from fleet.health.xid import XidTable, xid_of_code
 from fleet.health.xid_watch import XidWatch

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from fleet import frames
 from fleet.health import writes
 from fleet.health.changes import Changes, FindingChange, Kind, VerdictChange
-from fleet.health.conditions import SIGN_OF_CODE
 from fleet.health.evaluation import Evaluator
 from fleet.health.facts import SEVERITY_RANK, Condition, Severity, State, Thresholds, Verdict
 from fleet.health.memory import Roster
 from fleet.health.roster import or_nan, read_inventory, read_news
+from fleet.health.signs import SIGN_OF_CODE
 from fleet.health.writes import as_datetime, health_of_evidence
 from fleet.health.xid import CODE_PREFIX, Burst, Source, table
 from fleet.inventory import seen

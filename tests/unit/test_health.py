@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.health.conditions import REASONS, SIGN_OF_CODE, Sign, gpu_conditions, node_conditions, signs_of, site_conditions
+from fleet.health.conditions import gpu_conditions, node_conditions, site_conditions
 from fleet.health.contact import CONTACTS, view_contact
 from fleet.health.facts import (
     AgentWord,
@@ -28,6 +28,7 @@ from fleet.health.facts import (
     clock_time,
     duration,
 )
+from fleet.health.signs import REASONS, SIGN_OF_CODE, Sign, signs_of
 from fleet.health.verdict import active_conditions, follow, gpu_verdict, node_verdict, settle, site_verdict
 
 NOW = 1_795_168_800.0

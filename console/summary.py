@@ -191,6 +191,7 @@ class FindingGroup:
     summary: str
     advised_action: str
     site_code: str  # of the only site, else empty
+    severity_key: str
 
 
 def finding_groups(scope: Scope, limit: int) -> tuple[list[FindingGroup], int]:
@@ -231,6 +232,7 @@ def finding_groups(scope: Scope, limit: int) -> tuple[list[FindingGroup], int]:
                 summary=example.summary if row["found"] == 1 else "",
                 advised_action=example.advised_action,
                 site_code=row["only_site"] if row["site_count"] == 1 else "",
+                severity_key=severity.value,
             )
         )
     return groups, total

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from django.core.exceptions import ValidationError as DjangoValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.http import Http404
@@ -51,6 +52,11 @@ class ApiView(APIView):
         if not self.access.may_anywhere(right):
             raise exceptions.PermissionDenied(f"This needs the right '{right}' (role {ROLE_FOR[right]}) on some region.")
 
+    def refuse_parameters(self) -> None:
+        """400 that names whatever stands in the query, for a view that takes nothing there."""
+        if self.request.query_params:
+            raise exceptions.ValidationError(dict.fromkeys(self.request.query_params, "Unknown parameter."))
+
     def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
         done = super().finalize_response(request, response, *args, **kwargs)
         for name, value in getattr(request, "rate_headers", {}).items():
@@ -87,7 +93,7 @@ class ApiViewSet(ApiView, viewsets.GenericViewSet[Any]):
         field = self.lookup_field
         try:
             return self.get_queryset().get(**{field: self.kwargs[self.lookup_url_kwarg or field]})
-        except (models.ObjectDoesNotExist, ValueError, OverflowError) as error:
+        except (models.ObjectDoesNotExist, ValueError, OverflowError, DjangoValidationError) as error:
             raise Http404 from error
 
     def request_check(self) -> None:

@@ -20,6 +20,7 @@ from console.api.problems import Conflict, SourceUnavailable, Unprocessable, req
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from console.filters import AnyOfFilter
 from fleet.control import controls
+from fleet.control.observed import controls_of
 from fleet.control.signing import SigningUnavailable
 from fleet.models import Gpu, ObjectKind, ObservedControl, Policy
 
@@ -69,6 +70,17 @@ class PolicySerializer(ReadOnlySerializer):
             "withdrawn_at",
             "withdrawn_by",
         ]
+
+
+class ControlViewSerializer(serializers.Serializer[Any]):
+    """Desired against observed of one control on one GPU."""
+
+    control = serializers.CharField()
+    state = serializers.CharField(help_text="`pending` (the agent has not answered the newest document), `applied`, `drifted`, `failed`, `refused` or `ended`.")
+    in_force = PolicySerializer(source="policy", allow_null=True, help_text="Null: nothing is desired now.")
+    observed = ObservedSerializer(allow_null=True, help_text="What the GPU's node read back last; null before its first report.")
+    agent_connected = serializers.BooleanField()
+    document_refused_because = serializers.CharField(source="refusal", help_text="Why the agent did not take the newest document; empty when it did.")
 
 
 class PolicyFilter(django_filters.FilterSet):
@@ -121,25 +133,13 @@ class ClockRangeView(ApiView):
 
     @extend_schema(operation_id="gpus_clock_range_retrieve", responses=OpenApiTypes.OBJECT)
     def get(self, request: Request, uuid: str) -> Response:
-        """Limits, why a control would be refused now (empty: it would not), the control in force and what the node observed."""
+        """Limits, why a control would be refused now (empty: it would not), the control in force, its state and what the node observed."""
         gpu = self.gpu(uuid)
         limits = controls.clock_limits(gpu)
-        policy = (
-            Policy.objects.in_force(timezone.now())
-            .filter(control=controls.CLOCK_RANGE, scope_kind=ObjectKind.GPU, scope_key=gpu.uuid)
-            .select_related("created_by", "withdrawn_by")
-            .order_by("-created_at")
-            .first()
-        )
-        observed = ObservedControl.objects.filter(gpu_uuid=gpu.uuid, control=controls.CLOCK_RANGE).first()
-        return Response(
-            {
-                "limits": {"min_mhz": limits.min_mhz, "max_mhz": limits.max_mhz},
-                "refused_because": controls.refusal_for(gpu),
-                "in_force": policy and PolicySerializer(policy).data,
-                "observed": observed and ObservedSerializer(observed).data,
-            }
-        )
+        shown = next((view for view in controls_of([gpu], now=timezone.now()).get(gpu.uuid, []) if view.control == controls.CLOCK_RANGE), None)
+        said = ControlViewSerializer(shown).data if shown else {"state": None, "in_force": None, "observed": None, "document_refused_because": ""}
+        said.pop("control", None)
+        return Response({"limits": {"min_mhz": limits.min_mhz, "max_mhz": limits.max_mhz}, "refused_because": controls.refusal_for(gpu), **said})
 
     @extend_schema(
         operation_id="gpus_clock_range_create",

@@ -3,6 +3,8 @@
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -10,11 +12,13 @@ from rest_framework.response import Response
 
 from console.api.base import ApiViewSet
 from console.api.charts import CHART_PATH, chart_answer, chart_schema
+from console.api.controls import ControlViewSerializer
 from console.api.health import GpuHealthSerializer, HealthField
 from console.api.history import HistoryMixin
 from console.api.strict import ReadOnlySerializer
 from console.filters import GpuFilter, TenantWorkloadFilter, WorkloadFilter
 from console.list_kinds import GPUS, ranked
+from fleet.control.observed import controls_of
 from fleet.models import Gpu, GpuReading, LastKnownReading, MigSlice, ObjectKind, ProtectedPlacement, SliceReading, Workload
 
 
@@ -128,6 +132,13 @@ class GpuViewSet(HistoryMixin, ApiViewSet):
         return queryset.select_related(*one_to_one, "node__site", "replaced_by").prefetch_related(
             *(path for name, path in _PREFETCHED.items() if name in expand)
         )
+
+    @extend_schema(responses=ControlViewSerializer(many=True))
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def controls(self, request: Request, **kwargs: Any) -> Response:
+        """Every control that is in force on the GPU, or that its node has reported of: desired against observed, with drift."""
+        gpu = self.get_object()
+        return Response(ControlViewSerializer(controls_of([gpu], now=timezone.now()).get(gpu.uuid, []), many=True).data)
 
     @chart_schema
     @action(detail=True, methods=["get"], url_path=CHART_PATH, filter_backends=[], pagination_class=None)

@@ -18,6 +18,7 @@ from console.api.problems import request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer
 from console.filters import AnyOfFilter
 from fleet.health import clearing
+from fleet.health.xid import table
 from fleet.models import DataQuality, Disagreement, Finding, GpuHealth, HealthState, HealthTransition, NodeHealth, SiteHealth, XidEvent
 
 NEVER = {"state": HealthState.UNKNOWN.value, "since": None, "cause": "never_reported", "why": "Has never reported."}
@@ -213,10 +214,42 @@ class XidEventFilter(django_filters.FilterSet):
 
 class XidEventSerializer(ReadOnlySerializer):
     gpu: Any = serializers.SlugRelatedField(slug_field="uuid", read_only=True)
+    known = serializers.SerializerMethodField()
+    meaning = serializers.SerializerMethodField()
+    advised_action = serializers.SerializerMethodField()
+    severity = serializers.SerializerMethodField()
 
     class Meta:
         model = XidEvent
-        fields = ["id", "gpu", "gpu_instance_id", "xid", "first_at", "last_at", "count", "source", "message"]
+        fields = [
+            "id",
+            "gpu",
+            "gpu_instance_id",
+            "xid",
+            "known",
+            "meaning",
+            "advised_action",
+            "severity",
+            "first_at",
+            "last_at",
+            "count",
+            "source",
+            "message",
+        ]
+
+    def get_known(self, event: XidEvent) -> bool:
+        """Whether the code stands in the table."""
+        return table().rule(event.xid).known
+
+    def get_meaning(self, event: XidEvent) -> str:
+        return table().rule(event.xid).meaning
+
+    def get_advised_action(self, event: XidEvent) -> str:
+        """NVIDIA's advice in one line; empty when there is nothing to do."""
+        return table().rule(event.xid).advised
+
+    def get_severity(self, event: XidEvent) -> str:
+        return table().rule(event.xid).severity.value
 
 
 class XidEventViewSet(ReadOnlyViewSet):

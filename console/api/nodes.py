@@ -1,11 +1,14 @@
 """Nodes: inventory, agent contact, what its exporters last said."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
+from django.utils import timezone
 from rest_framework import serializers
 
+from agent.protocol import fingerprint_of
 from console.access import Right
 from console.api.base import WritableViewSet
 from console.api.health import HealthField, NodeHealthSerializer
@@ -13,8 +16,8 @@ from console.api.history import HistoryMixin
 from console.api.places import ScopedSlugField
 from console.api.strict import ReadOnlySerializer, StrictModelSerializer
 from console.filters import NodeFilter
-from console.list_kinds import NODES, ranked
-from fleet.models import AgentConnection, Node, ObjectKind, ServiceReading
+from console.list_kinds import NODES, node_rows, ranked
+from fleet.models import AgentConnection, AgentIdentity, DesiredDocument, EnrolmentToken, KeyChangeRequest, Node, ObjectKind, ServiceReading
 
 
 class NodeSerializer(StrictModelSerializer):
@@ -67,8 +70,45 @@ class AgentField(serializers.Field[Any, Any, Any, Any]):
         return None if connection is None else AgentConnectionSerializer(connection).data
 
 
+class EnrolmentField(serializers.Field[Any, Any, Any, Any]):
+    """Key, open token, key change that waits, newest document; each null when there is none."""
+
+    def __init__(self) -> None:
+        super().__init__(read_only=True, source="*")
+
+    def to_representation(self, node: Any) -> dict[str, Any]:
+        key, token, change, document = (next(iter(rows), None) for rows in (node.live_keys, node.open_tokens, node.open_changes, node.newest_document))
+        return {
+            "key": key and {"fingerprint": fingerprint_of(bytes(key.public_key)), "enrolled_at": key.enrolled_at},
+            "open_token": token and {"expires_at": token.expires_at},
+            "key_change": change and {"id": change.pk, "requested_at": change.requested_at},
+            "document": document and {"version": document.version, "created_at": document.created_at},
+        }
+
+    @staticmethod
+    def prefetches(now: datetime) -> "list[Prefetch[Any, Any, Any]]":
+        documents = DesiredDocument.objects.order_by("node_id", "-version").distinct("node_id").only("node", "version", "created_at")
+        tokens = EnrolmentToken.objects.filter(used_at__isnull=True, expires_at__gt=now).order_by("-expires_at")
+        return [
+            Prefetch("agent_identities", AgentIdentity.objects.filter(revoked_at__isnull=True), to_attr="live_keys"),
+            Prefetch("enrolment_tokens", tokens, to_attr="open_tokens"),
+            Prefetch("key_change_requests", KeyChangeRequest.objects.filter(decided_at__isnull=True), to_attr="open_changes"),
+            Prefetch("desired_documents", documents, to_attr="newest_document"),
+        ]
+
+
+class GpuCountsField(serializers.Field[Any, Any, Any, Any]):
+    """GPUs that are there, of those that the inventory knows on the node."""
+
+    def __init__(self) -> None:
+        super().__init__(read_only=True, source="*")
+
+    def to_representation(self, node: Any) -> dict[str, int]:
+        return {"present": node.gpus_present, "known": node.gpus_known}
+
+
 class NodeViewSet(HistoryMixin, WritableViewSet):
-    """Nodes. `expand=` takes health, agent, services (node-exporter, Triton, vLLM) and topology."""
+    """Nodes. `expand=` takes health, agent, enrolment, gpus (counts), services (node-exporter, Triton, vLLM) and topology."""
 
     scope_area = "nodes"
     history_kind = ObjectKind.NODE
@@ -79,13 +119,18 @@ class NodeViewSet(HistoryMixin, WritableViewSet):
     expandable = {
         "health": lambda: HealthField(NodeHealthSerializer),
         "agent": AgentField,
+        "enrolment": EnrolmentField,
+        "gpus": GpuCountsField,
         "services": lambda: ServiceReadingSerializer(many=True, read_only=True, source="service_readings"),
         "topology": lambda: serializers.JSONField(read_only=True),
     }
 
     def get_queryset(self) -> QuerySet[Node]:
-        queryset = ranked(self.access.nodes().select_related("site", "health", "agent_connection"))
-        return queryset.prefetch_related("service_readings") if "services" in self._words("expand") else queryset
+        expand = self._words("expand")
+        queryset = node_rows(self.access) if "gpus" in expand else ranked(self.access.nodes().select_related("site", "health", "agent_connection"))
+        if "services" in expand:
+            queryset = queryset.prefetch_related("service_readings")
+        return queryset.prefetch_related(*EnrolmentField.prefetches(timezone.now())) if "enrolment" in expand else queryset
 
     def allow_write(self, instance: Any, values: Mapping[str, Any]) -> None:
         if instance is not None:

@@ -18,6 +18,7 @@ from console.api import (
     jobs,
     maintenance,
     nodes,
+    overview,
     people,
     places,
     profile,
@@ -25,6 +26,7 @@ from console.api import (
     search,
     senders,
     service_discovery,
+    skus,
     switches,
 )
 
@@ -75,6 +77,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/commands/<uuid:command>/targets/", commands.CommandTargetViewSet.as_view({"get": "list"}), name="api-command-targets"),
     path("v1/switches/<uuid:switch>/answers/", switches.SwitchAnswerViewSet.as_view({"get": "list"}), name="api-switch-answers"),
     path("v1/search", search.SearchView.as_view(), name="api-search"),
+    path("v1/overview", overview.OverviewView.as_view(), name="api-overview"),
+    path("v1/skus/", skus.SkuListView.as_view(), name="api-skus"),
+    path("v1/skus/<str:key>/", skus.SkuDetailView.as_view(), name="api-sku"),
     path("v1/profile", profile.ProfileView.as_view(), name="api-profile"),
     path("v1/profile/password", profile.OwnPasswordView.as_view(), name="api-profile-password"),
     path("v1/sessions/revoke-others", profile.SessionViewSet.as_view({"post": "revoke_others"}), name="api-sessions-revoke-others"),

@@ -79,6 +79,7 @@ def make_world() -> Keys:
         "sites": {"code": "N-1", "panel": "power"},
         "nodes": {"pk": node.pk},
         "gpus": {"uuid": gpu.uuid, "panel": "power"},
+        "skus": {"key": gpu.sku},
         "workloads": {"pk": workload.pk},
         "controls": {"pk": policy.pk},
         "key-changes": {"pk": change.pk},

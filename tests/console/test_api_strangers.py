@@ -19,10 +19,13 @@ pytestmark = pytest.mark.django_db
 
 # Plain views with rules of their own, tested where they live.
 ELSEWHERE = {"api-schema", "api-docs", "api-service-discovery", None}
-# Everybody has these for itself.
+# Everybody has these for itself, or they hold nothing of the fleet (test_api_facts.py says who may).
 OWN = {
     "api-about",
     "api-command-kinds",
+    "api-overview",
+    "api-sku",
+    "api-skus",
     "api-search",
     "api-profile",
     "api-profile-password",

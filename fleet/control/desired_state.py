@@ -20,7 +20,7 @@ from fleet.control import signing
 from fleet.control.limits import BESIDE_PHY, NODE_WIDE
 from fleet.inventory import protection
 from fleet.inventory.mig import WHOLE
-from fleet.models import DesiredDocument, Gpu, Node, ObjectKind, Policy, ProtectedPlacement
+from fleet.models import AgentIdentity, DesiredDocument, Gpu, Node, ObjectKind, Policy, ProtectedPlacement
 from fleet.stream import connect
 
 log = structlog.get_logger(__name__)
@@ -43,6 +43,11 @@ _DUE = """
 _STALE = """
     DELETE FROM fleet_staledocument
     WHERE id IN (SELECT id FROM fleet_staledocument ORDER BY id LIMIT %(most)s FOR UPDATE SKIP LOCKED) RETURNING node_id
+"""
+# An agent without any document knows neither where it stands nor what is PHY: no switch can hold on its node.
+_NEW = """
+    SELECT identity.node_id FROM fleet_agentidentity identity WHERE identity.revoked_at IS NULL
+    AND NOT EXISTS (SELECT FROM fleet_desireddocument document WHERE document.node_id = identity.node_id) ORDER BY identity.node_id LIMIT %(most)s
 """
 _PART, _PARTS = 1000, 10
 
@@ -161,10 +166,11 @@ def issue_documents(node_ids: Iterable[int], *, now: datetime) -> list[DesiredDo
         # One composer per node at a time, so that versions follow what they are made of.
         locked = list(Node.objects.select_for_update(no_key=True).filter(pk__in=ids).order_by("pk").values_list("pk", flat=True))
         newest = newest_documents(locked)
+        enrolled = set(AgentIdentity.objects.filter(node_id__in=locked, revoked_at__isnull=True).values_list("node_id", flat=True))
         documents: list[DesiredDocument] = []
         for node_id, state in compose(locked, now=now).items():
             before = newest.get(node_id)
-            if before is None and not state.controls and not state.protected:
+            if before is None and not state.controls and not state.protected and node_id not in enrolled:
                 continue
             if before is not None and _content(bytes(before.body)) == state:
                 continue
@@ -195,7 +201,8 @@ def _content(body: bytes) -> DesiredState | None:
 
 
 def refresh_documents(*, now: datetime) -> int:
-    """Issue documents that time or the inventory made necessary: an ended policy is taken out, placements kept for PHY are as they are held by now.
+    """Issue documents that time or the inventory made necessary: an ended policy is taken out, placements kept for PHY are as they are held by now,
+    and a node whose agent was enrolled has its first.
 
     Agents undo ended settings by themselves; this keeps what we hold equal to what they do. Returns how many were issued.
     """
@@ -203,6 +210,8 @@ def refresh_documents(*, now: datetime) -> int:
     with connection.cursor() as cursor:
         cursor.execute(_DUE, {"now": now, "late": now - LATE})
         due = [node_id for (node_id,) in cursor.fetchall()]
+        cursor.execute(_NEW, {"most": _PART})
+        due += [node_id for (node_id,) in cursor.fetchall()]
     issued = len(issue_documents(due, now=now)) if due else 0
     for _ in range(_PARTS):
         with transaction.atomic(), connection.cursor() as cursor:

@@ -13,7 +13,7 @@ from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from agent.protocol import DesiredState, SignedDocument, verify_document
 from fleet.control import desired_state, signing
-from fleet.models import DesiredDocument, Gpu, Node, ObjectKind, Policy
+from fleet.models import AgentIdentity, DesiredDocument, Gpu, Node, ObjectKind, Policy
 from tests.builders import T0, make_gpu, make_node, make_phy_gpu, make_user
 
 pytestmark = pytest.mark.django_db
@@ -220,3 +220,14 @@ def test_a_document_says_where_its_node_stands() -> None:
     site.save()
     desired_state.issue_documents([gpu.node_id], now=T0)
     assert (state_of(gpu.node).place.time_zone, state_of(gpu.node).version) == ("Asia/Kolkata", 2)
+
+
+def test_an_enrolled_node_without_any_setting_has_a_document_too() -> None:
+    enrolled, other = make_node(), make_node()
+    AgentIdentity.objects.create(node=enrolled, public_key=bytes(32), enrolled_at=T0)
+    assert desired_state.refresh_documents(now=T0) == 1
+    assert desired_state.refresh_documents(now=T0) == 0
+    assert state_of(enrolled).place.node == str(enrolled.pk)
+    assert desired_state.newest_documents([other.pk]) == {}
+    AgentIdentity.objects.create(node=other, public_key=bytes(31) + b"1", enrolled_at=T0, revoked_at=T0)
+    assert desired_state.refresh_documents(now=T0) == 0

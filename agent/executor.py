@@ -41,6 +41,9 @@ RETRY_SECONDS = 5.0
 # How often a running command tells the same, so that it is seen to live.
 TELL_SECONDS = 30.0
 FORGET_SECONDS = 3600.0
+# A new agent has its first document within this time: what belongs to the radio is not known before.
+DOCUMENT_SECONDS = 30.0
+DOCUMENT_LOOK_SECONDS = 1.0
 MAX_TURNS = 8
 NEVER = float("inf")
 _CODES = {code.value: code for code in CommandCode}
@@ -214,6 +217,9 @@ class Executor:
             # The hardware cannot be asked now: nothing was touched, it is tried again until the order expires.
             self._due[entry.target] = min(now + RETRY_SECONDS, self._ends_at(context.body))
             log.info("target %d waits: %s", entry.target, error)
+            return
+        if refusal is not None and refusal.code is CommandCode.PHY and not phy.known and now < entry.received_at + DOCUMENT_SECONDS:
+            self._due[entry.target] = min(now + DOCUMENT_LOOK_SECONDS, self._ends_at(context.body))
             return
         if refusal is not None:
             self._end(entry, Turn(CommandState.FAILED, refusal.code, refusal.detail), now)

@@ -88,6 +88,7 @@ class NodeAgent:
         clock: Callable[[], float] = time.time,
         cluster: Cluster | None = None,
         local: Local | None = None,
+        repeat_seconds: float = REPEAT_SECONDS,
     ) -> None:
         self._backend = backend
         self._cluster = cluster
@@ -96,6 +97,7 @@ class NodeAgent:
         self._clock = clock
         self._converge_seconds = converge_seconds
         self._inspect_seconds = inspect_seconds
+        self._repeat_seconds = repeat_seconds
         keys, node_id = enrolment.console_keys, enrolment.node_id
         self._converger = Converger(backend=backend, journal=journal, node_id=node_id, trusted_keys=keys, cluster=cluster)
         self._executor = Executor(backend=backend, cluster=cluster, journal=journal, node_id=node_id, trusted_keys=keys)
@@ -246,10 +248,14 @@ class NodeAgent:
         observations = self._converger.observations() if tell_all else outcome.observations
         return _Step(acks=acks, observations=observations, due_at=outcome.due_at, reports=reports)
 
-    def _collect(self, step: _Step) -> None:
-        self._acks.extend(step.acks)
-        if step.acks and self._local is not None:
+    def _accepted(self, acks: list[Ack]) -> None:
+        self._acks.extend(acks)
+        if self._local is not None:
             self._local.documents_changed()
+
+    def _collect(self, step: _Step) -> None:
+        if step.acks:
+            self._accepted(step.acks)
         for observation in step.observations:
             self._observations[(observation.control, observation.gpu_uuid)] = observation
         if step.reports is not None:
@@ -285,37 +291,48 @@ class NodeAgent:
             tell_all, self._tell_commands = self._tell_commands, False
             if not messages and not tell_all and self._clock() < due_at:
                 continue
+            documents: list[SignedDocument] = []
             try:
                 async with self._hardware:
-                    outcome = await loop.run_in_executor(self._pool, self._command_step, messages, tell_all)
+                    # What belongs to the radio comes before what could touch it.
+                    documents = list(self._documents)
+                    self._documents.clear()
+                    found, outcome = await loop.run_in_executor(self._pool, self._command_step, documents, messages, tell_all)
             except Exception:
                 # A disk that fails must not silence the node. Orders that were not journalled come again: nobody was told that they are taken.
                 log.exception("a pass over the commands failed")
+                self._documents.extendleft(reversed(documents))
                 self._tell_commands = self._tell_commands or tell_all
                 due_at = self._clock() + self._converge_seconds
                 continue
+            if found:
+                self._accepted(found)
+                self._work.set()
             due_at = outcome.due_at
             self._updates.update((update.target, update) for update in outcome.updates)
-            if self._updates:
+            if self._updates or self._acks:
                 self.link.wake()
 
-    def _command_step(self, messages: list[CommandMessage], tell_all: bool) -> Pass:
+    def _command_step(self, documents: list[SignedDocument], messages: list[CommandMessage], tell_all: bool) -> tuple[list[Ack], Pass]:
         """Runs in the pool."""
+        acks = [self._converger.accept(document, self._clock()) for document in documents]
         if self._clock_offset is not None:
             self._executor.set_clock_offset(self._clock_offset)
         for message in messages:
             self._executor.take(message, self._clock())
         outcome = self._executor.work(Phy.of(self._converger.desired), self._clock())
-        return Pass(updates=self._executor.untold(), due_at=outcome.due_at) if tell_all else outcome
+        return acks, Pass(updates=self._executor.untold(), due_at=outcome.due_at) if tell_all else outcome
 
     def _repeat_at(self) -> float:
-        return min((sent_at for _, sent_at in self._unstored.values()), default=NEVER) + REPEAT_SECONDS
+        """When to look again at what was sent, or is about to be, and is not stored yet."""
+        waiting = [sent_at for _, sent_at in self._unstored.values()] + ([self._clock()] if self._updates else [])
+        return min(waiting, default=NEVER) + self._repeat_seconds
 
     def _repeat_unstored(self) -> None:
         """What the console has not said to have stored is told again; without a connection a new one tells everything anyhow."""
         now = self._clock()
         for target, (update, sent_at) in list(self._unstored.items()):
-            if now >= sent_at + REPEAT_SECONDS:
+            if now >= sent_at + self._repeat_seconds:
                 del self._unstored[target]
                 self._updates.setdefault(target, update)
         if self._updates and self.link.connected:

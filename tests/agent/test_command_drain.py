@@ -143,9 +143,18 @@ def test_the_radios_pods_stay_whatever_their_labels_say(tmp_path: Path) -> None:
 def test_without_a_document_nobody_knows_what_is_the_radios(node: Node, cluster: NodeCluster) -> None:
     cluster.running = [pod("vision")]
     node.phy = Phy.of(None)
-    node.give(order(1), order(2, "evict", parameters={"namespace": "tenant-amber", "pod": "vision", "uid": "uid-vision"}))
+    node.give(order(1), order(2, "evict", parameters={"namespace": "tenant-amber", "pod": "vision", "uid": "uid-vision"}), order(3, "diagnostics"))
+    node.until(T0 + 29)
+    assert node.outcome(1) == node.outcome(2) == ("accepted", ""), "a new agent's first document may be on its way"
+    assert node.outcome(3) == ("done", "")
+    node.until(T0 + 31)
     assert node.outcome(1) == node.outcome(2) == ("failed", "phy")
     assert cluster.acts == []
+    node.phy = Phy.of(None)
+    node.give(order(4))
+    node.phy = phy()
+    node.until(T0 + 40)
+    assert node.outcome(4) == ("done", "")
 
 
 def test_a_cancelled_drain_ends_cancelled_evicts_nothing_more_and_leads_to_nothing(node: Node, cluster: NodeCluster) -> None:

@@ -12,6 +12,7 @@ from django.db.models import Count, Exists, OuterRef, Q
 
 from fleet.control.command_kinds import KINDS, CommandKind
 from fleet.control.guardrails import Place, Target
+from fleet.inventory import protection
 from fleet.models import AgentIdentity, Breaker, CommandTarget, Freeze, Gpu, MigSlice, Node, ObjectKind, ProtectedPlacement, Workload
 
 DAY = timedelta(hours=24)
@@ -48,6 +49,7 @@ def read_facts(kind: CommandKind, wanted: Sequence[Wanted], *, now: datetime, be
     enrolled = set(AgentIdentity.objects.filter(node_id__in=ids, revoked_at__isnull=True).values_list("node_id", flat=True))
     gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(node_id__in=ids)}
     protected = set(ProtectedPlacement.objects.filter(gpu__node_id__in=ids).exclude(gpu__presence=Gpu.Presence.RETIRED).values_list("gpu__uuid", flat=True))
+    protected |= set(Gpu.objects.filter(protection.LACKS_PHY, node_id__in=ids).values_list("uuid", flat=True))
     phy_nodes = {gpus[uuid].node_id for uuid in protected if uuid in gpus}
     load = _workloads(ids)
     acts = _acts(ids, kind.name, now=now)

@@ -113,6 +113,12 @@ class LocalControl:
             return due_at
         allowed = not self._switches.active(SwitchKind.AUTOMATION_OFF, desired.place, now)
         layout = Layout.of(self._backend.inventory(now), desired.protected)
+        if not desired.rules.workloads and not desired.rules.power.enabled:
+            # Nothing to hold and nobody to meter for: only what an earlier document brought about is taken back.
+            self._power.cycle(desired, layout, None, phy_gpus=set(), allowed=allowed, now=now)
+            self.spool.meter((), now)
+            self._before = None
+            return due_at
         usage = self._usage.read(now) if self._usage is not None else None
         pods = self._pods()
         if self._cluster is not None and pods is not None:

@@ -342,6 +342,20 @@ def test_a_device_that_pods_share_is_counted_once() -> None:
     assert [each["gpu_seconds"] for each in detail_of(world, "metering")] == [5, 5]
 
 
+def test_a_document_without_rules_asks_nothing_of_cluster_and_exporter() -> None:
+    world = world_with(pod("llm", AI_SLICE))
+    hour = EVENING - EVENING % 3600
+    world.agent.cycle(desired(POWER), hour)
+    world.agent.cycle(desired(POWER), hour + 10)
+    asked = world.pods.asked
+    world.agent.cycle(desired(LocalRules()), hour + 20)
+    assert world.pods.asked == asked
+    assert world.gpus.locks == {}
+    # What was metered before is told all the same.
+    world.agent.cycle(desired(LocalRules()), hour + 3600)
+    assert [each["seconds"] for each in detail_of(world, "metering")] == [10]
+
+
 def test_without_a_document_or_a_cluster_nothing_is_done() -> None:
     world = world_with(pod("llm", AI_SLICE))
     world.exporter.use(A, 2, 39)

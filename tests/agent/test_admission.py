@@ -221,6 +221,8 @@ async def test_without_a_document_everything_is_held_off(door: Door) -> None:
         (ask_json(model="llm", priority=9.5), 400, "priority"),
         (ask_json(model="llm", tenant="b"), 400, "tenant"),
         (request(method="POST", path="/admit", body=b'{"model": "llm", "priority": NaN}'), 400, ""),
+        (request(method="POST", path="/admit", body=b'{"model": "llm", "priority": 1e400}'), 400, "priority"),
+        (request(method="POST", path="/admit", body=b'{"model": "llm", "five_qi": "-Infinity"}'), 400, "five_qi"),
         (request(method="POST", path="/admit", body=b"{"), 400, ""),
         (request(method="POST", path="/admit", body=b"[" * 10_000), 400, ""),
         (request(method="POST", path="/admit"), 400, ""),

@@ -18,12 +18,12 @@ from console.audit_list import AUDIT
 from console.filters import GpuFilter, NodeFilter, RegionFilter, SiteFilter
 from console.links import object_url
 from console.lists import Column, ListKind
+from console.summary import STATE_ORDER
 from console.templatetags.masthead import bar, state
 from fleet.catalogue import SKUS
 from fleet.models import Gpu, HealthState, Node, Region, Site, SiteHealth
 
-# The worst first.
-STATE_RANKS = {HealthState.DOWN: 0, HealthState.DEGRADED: 1, HealthState.UNKNOWN: 2, HealthState.MAINTENANCE: 3, HealthState.OK: 4}
+STATE_RANKS = {state: rank for rank, state in enumerate(STATE_ORDER)}
 state_rank = Case(
     *[When(health__state=value, then=Value(rank)) for value, rank in STATE_RANKS.items()],
     default=Value(STATE_RANKS[HealthState.UNKNOWN]),

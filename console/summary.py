@@ -13,10 +13,11 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from console.access import Access
+from fleet.health.verdict import WORST_FIRST
 from fleet.health.xid import xid_of_code
 from fleet.models import DataQuality, Finding, HealthState, MaintenanceWindow, ObjectKind, Region, Site
 
-STATE_ORDER = (HealthState.DOWN, HealthState.UNKNOWN, HealthState.DEGRADED, HealthState.MAINTENANCE, HealthState.OK)
+STATE_ORDER = tuple(HealthState(state.value) for state in WORST_FIRST)
 # How much a site in this state counts when regions are put in order (the wall's script has the same weights).
 BADNESS = {HealthState.DOWN: 1.0, HealthState.UNKNOWN: 0.8, HealthState.DEGRADED: 0.2}
 SEVERITY_ORDER = (Finding.Severity.CRITICAL, Finding.Severity.MAJOR, Finding.Severity.MINOR, Finding.Severity.WARNING, Finding.Severity.INDETERMINATE)

@@ -86,7 +86,8 @@ def active_conditions(held: Mapping[str, Held]) -> list[Condition]:
 
 
 # A known fault outranks the lack of data (silence repairs nothing); the lack of data outranks a mere degradation.
-_STATE_RANK = {State.DOWN: 3, State.UNKNOWN: 2, State.DEGRADED: 1, State.OK: 0, State.MAINTENANCE: 0}
+WORST_FIRST = (State.DOWN, State.UNKNOWN, State.DEGRADED, State.MAINTENANCE, State.OK)
+_STATE_RANK = {state: rank for rank, state in enumerate(reversed(WORST_FIRST))}
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------------------------------------

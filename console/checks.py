@@ -1,7 +1,7 @@
 """Settings that must not stand together. Each finding names the variable and the fix.
 
-Registered as Django checks, so every management command refuses to start; `refuse_unsafe_settings` does the same for the ASGI processes and the worker,
-which Django does not check by itself.
+Registered as Django checks, so every management command refuses to start; `refuse_unsafe_settings` does the same for the ASGI processes, beat and the worker,
+which Django does not check by itself, and looks at the role in the database as well.
 """
 
 import re
@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from fleet.control.audit_receiver import read_address
+from fleet.database_role import role_refusal
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "[::1]", "testserver"}
 _ORIGIN = re.compile(r"https?://[^/*\s]+")
@@ -131,6 +132,8 @@ def check_database_role(*, databases: Sequence[str] | None = None, **kwargs: Any
 
 def refuse_unsafe_settings() -> None:
     """Raise `ImproperlyConfigured` with every problem and its fix, or return."""
-    found = [*check_settings(), *check_secret_key()]
+    found = [f"{message.msg} {message.hint}" for message in (*check_settings(), *check_secret_key())]
+    if refusal := role_refusal():
+        found.append(refusal)
     if found:
-        raise ImproperlyConfigured("Refusing to start:\n" + "\n".join(f"- {message.msg} {message.hint}" for message in found))
+        raise ImproperlyConfigured("Refusing to start:\n" + "\n".join(f"- {one}" for one in found))

@@ -26,6 +26,7 @@ from fleet.agents.enrolment import EnrolmentRefused  # noqa: E402
 from fleet.agents.hub import Hub  # noqa: E402
 from fleet.agents.session import Event, Receive, Send, Session  # noqa: E402
 from fleet.agents.store import DatabaseAway  # noqa: E402
+from fleet.database_role import role_refusal  # noqa: E402
 
 log = structlog.get_logger(__name__)
 DESCRIPTORS = 65_536
@@ -160,6 +161,8 @@ async def problem(send: Send, status: int, title: str, detail: str, field: str =
 def unsafe_settings() -> list[str]:
     """Every setting under which the gateway must not run, with its fix."""
     found = [f"{message.msg} {message.hint or ''}".strip() for message in run_checks(tags=[Tags.security]) if message.level >= ERROR]
+    if refusal := role_refusal():
+        found.append(refusal)
     if settings.SIGNING_KEY_FILE:
         found.append("MASTHEAD_SIGNING_KEY_FILE is set: who takes over the gateway could then sign documents. Give the key to web and worker only.")
     return found

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
 from pytest_django import Settings
 
 from console.checks import check_secret_key, check_settings, refuse_unsafe_settings
+from fleet.database_role import role_refusal
+from script.servers import ADMIN_ROLE, OWNER_ROLE
 
 SAFE = {
     "DEBUG": False,
@@ -92,3 +95,46 @@ def test_the_process_itself_does_not_start(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "MASTHEAD_SECRET_KEY is short or simple" in done.stdout + done.stderr
+
+
+def _url(*, role: str | None = None, port: int | None = None) -> str:
+    held = connection.settings_dict
+    return f"postgresql://{role or held['USER']}@{held['HOST']}:{port or held['PORT']}/{held['NAME']}"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["uvicorn", "console.asgi:application", "--port=1"],
+        ["uvicorn", "fleet.gateway:application", "--port=1"],
+        ["celery", "-A", "console.celery", "worker", "--pool=solo"],
+        ["django", "telemetry", "--port=1"],
+        ["django", "beat"],
+    ],
+    ids=["web", "gateway", "worker", "telemetry", "beat"],
+)
+def test_no_process_runs_as_the_owner_of_the_tables(command: list[str]) -> None:
+    strong = "kI8v2Qd7mXw4Zt1bNc6Rf3Yh9Js5Lg0PaEuToVeWiBxDnCyAqMrSzK"
+    environment = os.environ | {"MASTHEAD_SECRET_KEY": strong, "MASTHEAD_DATABASE_URL": _url(role=OWNER_ROLE), "DJANGO_SETTINGS_MODULE": "console.settings"}
+    done = subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=90)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert f"MASTHEAD_DATABASE_URL: the role '{OWNER_ROLE}' owns the tables" in said, said[-2000:]
+    assert "MASTHEAD_APP_ROLE" in said
+
+
+@pytest.mark.django_db
+def test_the_applications_role_may_and_a_database_that_is_away_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert role_refusal() == ""
+    monkeypatch.setitem(connection.settings_dict, "PORT", "9")
+    assert role_refusal() == ""
+
+
+@pytest.mark.django_db
+def test_a_superuser_is_refused(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    _set(settings, {})
+    monkeypatch.setitem(connection.settings_dict, "USER", ADMIN_ROLE)
+    assert "superuser" in role_refusal()
+    with pytest.raises(ImproperlyConfigured, match="MASTHEAD_DATABASE_URL"):
+        refuse_unsafe_settings()

@@ -14,6 +14,7 @@ import uvicorn
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, close_old_connections, connection
 
+from fleet.database_role import role_refusal
 from fleet.remote_write import Receiver
 from fleet.telemetry.live_inventory import UnknownArea
 from fleet.telemetry.own_metrics import make_registry
@@ -39,6 +40,8 @@ class Command(BaseCommand):
         parser.add_argument("--areas", default="", help="Slugs of the areas that this process covers, comma separated. Default: the whole fleet.")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if refusal := role_refusal():
+            raise CommandError(f"Refusing to start: {refusal}")
         process = TelemetryProcess(areas=[part.strip() for part in options["areas"].split(",") if part.strip()])
         registry, collector = make_registry(process)
         stopping = threading.Event()

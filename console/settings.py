@@ -269,6 +269,7 @@ CELERY_TASK_ANNOTATIONS = {
     "fleet.pull_telemetry": {"soft_time_limit": max(120, 4 * SCRAPE_INTERVAL_SECONDS), "time_limit": max(150, 5 * SCRAPE_INTERVAL_SECONDS)}
 }
 CELERY_BEAT_SCHEDULE = {
+    "evaluate breakers": {"task": "fleet.evaluate_breakers", "schedule": 10.0, "options": {"expires": 10}},
     "advance commands": {"task": "fleet.advance_commands", "schedule": 1.0, "options": {"expires": 5}},
     "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},
     "tenants of new workloads": {"task": "console.assign_new_workloads", "schedule": 10.0, "options": {"expires": 10}},

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from fleet import jobs
-from fleet.control import audit_seal, audit_stream, audit_verify, desired_state, dispatch
+from fleet.control import audit_seal, audit_stream, audit_verify, breakers, desired_state, dispatch
 from fleet.job_kinds import runner_of
 from fleet.telemetry import pull
 
@@ -37,6 +37,11 @@ def refresh_desired_state() -> None:
 @shared_task(name="fleet.advance_commands", ignore_result=True)
 def advance_commands() -> None:
     dispatch.advance(now=timezone.now())
+
+
+@shared_task(name="fleet.evaluate_breakers", ignore_result=True)
+def evaluate_breakers() -> None:
+    breakers.evaluate(now=timezone.now())
 
 
 @shared_task(name="fleet.seal_audit", ignore_result=True)

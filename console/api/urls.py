@@ -13,6 +13,7 @@ from console.api import (
     docs,
     exports,
     gpus,
+    guardrails,
     health,
     imports,
     jobs,
@@ -58,6 +59,8 @@ router.register("views", saved_views.SavedViewViewSet, basename="api-view")
 router.register("sessions", profile.SessionViewSet, basename="api-session")
 router.register("audit", audit.AuditViewSet, basename="api-audit")
 router.register("commands", commands.CommandViewSet, basename="api-command")
+router.register("breakers", guardrails.BreakerViewSet, basename="api-breaker")
+router.register("freezes", guardrails.FreezeViewSet, basename="api-freeze")
 router.register("switches", switches.SwitchViewSet, basename="api-switch")
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -73,6 +76,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/imports/<uuid:job>/rows/", imports.ImportRowViewSet.as_view({"get": "list"}), name="api-import-rows"),
     path("v1/audit/export/", audit.AuditExport.as_view({"get": "export"}), name="api-audit-export"),
     path("v1/audit/verification/", audit.AuditVerificationView.as_view(), name="api-audit-verification"),
+    path("v1/guard-rails/", guardrails.GuardRailView.as_view(), name="api-guard-rails"),
     path("v1/command-kinds/", commands.CommandKindView.as_view(), name="api-command-kinds"),
     path("v1/commands/<uuid:command>/targets/", commands.CommandTargetViewSet.as_view({"get": "list"}), name="api-command-targets"),
     path("v1/switches/<uuid:switch>/answers/", switches.SwitchAnswerViewSet.as_view({"get": "list"}), name="api-switch-answers"),

@@ -20,7 +20,7 @@ from fleet.control.action_facts import Wanted, read_facts
 from fleet.control.command_kinds import KINDS, CommandKind
 from fleet.control.desired_state import wake
 from fleet.control.guardrail_settings import limits_of_settings
-from fleet.control.guardrails import Limits, Target, admit, judge, pauses
+from fleet.control.guardrails import Limits, Rule, Target, admit, judge, pauses
 from fleet.models import AgentConnection, AuditKind, Command, CommandTarget, Gpu, MigSlice
 from fleet.stream import publish_notices
 
@@ -147,12 +147,16 @@ def _release(command: Command, kind: CommandKind, limits: Limits, now: datetime)
         return 0
     facts = read_facts(kind, [Wanted(row.node_id, row.gpu_uuid) for row in rows.values()], now=now, besides=command.pk)
     verdict = judge(kind.act, facts.targets, sites=facts.sites, regions=facts.regions, limits=limits, break_glass=command.break_glass)
+    stopped = {refusal.target.key: refusal.why for refusal in verdict.refused if refusal.rule in (Rule.BREAKER, Rule.FREEZE)}
     for refusal in (*verdict.refused, *verdict.skipped):
+        if refusal.target.key in stopped:  # it waits: a person resets a breaker and says what becomes of the backlog, a freeze ends
+            continue
         row = rows.pop(refusal.target.key)
         row.state, row.code, row.detail, row.finished_at = State.SKIPPED, refusal.rule.value, refusal.why[:300], now
         row.save(update_fields=["state", "code", "detail", "finished_at"])
-    waiting = [target for target in facts.targets if target.key in rows]
+    waiting = [target for target in facts.targets if target.key in rows and target.key not in stopped]
     begin, held = admit(kind.act, waiting, sites=facts.sites, regions=facts.regions, limits=limits)
+    held |= stopped
     told = [row for key, why in held.items() if (row := rows[key]).waits_for != why[:300]]
     for row in told:
         row.waits_for = held[Wanted(row.node_id, row.gpu_uuid).key][:300]

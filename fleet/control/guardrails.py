@@ -61,9 +61,18 @@ class Limits:
     smallest_wave: int = 5
     failure_share: float = 0.2
     fewest_failures: int = 2
+    trip_minutes: int = 10
+    region_trip_share: float = 0.05
+    region_trip_fewest: int = 10  # absolute counts where shares mean nothing
+    fleet_trip_share: float = 0.01
+    fleet_trip_fewest: int = 20
+    fleet_trip_factor: float = 3.0  # times the usual of the last seven days
+    observer_silent_share: float = 0.5
+    observer_fewest_sites: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("region_disrupted_share", "first_wave_share", "wave_share", "failure_share"):
+        shares = ("region_disrupted_share", "first_wave_share", "wave_share", "failure_share", "region_trip_share", "fleet_trip_share", "observer_silent_share")
+        for name in shares:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not within 0..1")
         for name in ("site_disrupted_nodes", "region_disrupted_nodes", "small_region_disrupted_nodes", "canary_targets", "smallest_wave", "fewest_failures"):

@@ -12,11 +12,13 @@ from fleet import jobs
 from fleet.health.maintenance import create_window, find_scope
 from fleet.models import (
     AuditEntry,
+    Breaker,
     Command,
     CommandTarget,
     DataQuality,
     Disagreement,
     Finding,
+    Freeze,
     HealthTransition,
     InventoryImport,
     KeyChangeRequest,
@@ -66,6 +68,10 @@ def make_world() -> Keys:
     switch = Switch.objects.create(
         kind="kill", scope_kind="region", scope_key="north", reason="r", armed_by=lead, armed_at=now, body=b"x", signature=b"x" * 64, key_id="k"
     )
+    breaker = Breaker.objects.create(rule="region", scope_kind="region", scope_key="north", why="w", tripped_at=now)
+    freeze = Freeze.objects.create(
+        scope_kind="site", scope_key="N-1", starts_at=now, ends_at=now + timedelta(hours=1), reason="r", created_by="lena", created_at=now
+    )
     view = SavedView.objects.create(owner=lead, page="sites", slug="v", name="V")
     member = Membership.objects.create(user=lead, tenant=amber, role="member")
     mapping = NamespaceMapping.objects.create(tenant=amber, namespace="ns", site=site)
@@ -85,6 +91,8 @@ def make_world() -> Keys:
         "key-changes": {"pk": change.pk},
         "maintenance": {"pk": window.pk},
         "commands": {"pk": command.pk, "command": command.pk},
+        "breakers": {"pk": breaker.pk},
+        "freezes": {"pk": freeze.pk},
         "switches": {"pk": switch.pk, "switch": switch.pk},
         "users": {"pk": lead.pk},
         "role-grants": {"pk": RoleGrant.objects.get(user=lead).pk},

@@ -23,6 +23,7 @@ ELSEWHERE = {"api-schema", "api-docs", "api-service-discovery", None}
 OWN = {
     "api-about",
     "api-command-kinds",
+    "api-guard-rails",
     "api-overview",
     "api-sku",
     "api-skus",

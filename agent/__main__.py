@@ -17,6 +17,7 @@ from typing import Any
 from agent import VERSION
 from agent.backends.base import Backend, BackendError
 from agent.backends.cluster import Cluster, ClusterError
+from agent.command_journal import CommandJournal
 from agent.config import Config, ConfigError, Enrolment, check_gateway_url, load_config, tls_context
 from agent.enrol import EnrolError, WaitsForOperator, enrol
 from agent.journal import Journal, JournalError
@@ -117,6 +118,9 @@ def show_status(config: Config) -> None:
         }
         for entry in journal.entries().values()
     ]
+    held = CommandJournal(journal)
+    orders = {entry.target: entry for entry in [*held.untold(), *held.unfinished()]}
+    commands = [{"kind": entry.body.kind if entry.body else None, **entry.update().to_json(), "output": ""} for entry in orders.values()]
     journal.close()
     switches: list[dict[str, Any]] = []
     if config.local_file.exists():
@@ -124,7 +128,7 @@ def show_status(config: Config) -> None:
         switches = [update.to_json() for update in Switches(store, node_id=enrolment.node_id, trusted_keys=enrolment.console_keys).updates(time.time())]
         store.close()
     status = {"node_id": enrolment.node_id, "gateway_url": enrolment.gateway_url, "document_version": document.version if document else None}
-    print(json.dumps({**status, "controls": controls, "switches": switches}, indent=2))
+    print(json.dumps({**status, "controls": controls, "commands": commands, "switches": switches}, indent=2))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from agent.backends.base import Backend, BackendError
-from agent.backends.cluster import Cluster
+from agent.backends.cluster import Cluster, ClusterError, ClusterErrorCode
 from agent.command_journal import CommandEntry, CommandJournal
 from agent.commands import CommandKind, Context, Refusal, SchemaOf, Turn, discover_commands
 from agent.journal import Journal
@@ -44,6 +44,8 @@ FORGET_SECONDS = 3600.0
 # A new agent has its first document within this time: what belongs to the radio is not known before.
 DOCUMENT_SECONDS = 30.0
 DOCUMENT_LOOK_SECONDS = 1.0
+# How long an API server that does not answer keeps a command from beginning before that is said.
+CLUSTER_SECONDS = 60.0
 MAX_TURNS = 8
 NEVER = float("inf")
 _CODES = {code.value: code for code in CommandCode}
@@ -218,6 +220,11 @@ class Executor:
             self._due[entry.target] = min(now + RETRY_SECONDS, self._ends_at(context.body))
             log.info("target %d waits: %s", entry.target, error)
             return
+        except ClusterError as error:
+            if error.code is ClusterErrorCode.UNAVAILABLE and now < entry.received_at + CLUSTER_SECONDS:
+                self._due[entry.target] = min(now + RETRY_SECONDS, self._ends_at(context.body))
+                return
+            refusal = Refusal(CommandCode.CLUSTER, f"Kubernetes: {error}")
         if refusal is not None and refusal.code is CommandCode.PHY and not phy.known and now < entry.received_at + DOCUMENT_SECONDS:
             self._due[entry.target] = min(now + DOCUMENT_LOOK_SECONDS, self._ends_at(context.body))
             return

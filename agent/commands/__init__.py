@@ -89,7 +89,7 @@ class CommandKind(Protocol):
         """Two commands of a kind and a subject never overlap, and an earlier one never begins after a later one."""
 
     def refusal(self, context: Context) -> Refusal | None:
-        """Asked right before it begins; touches nothing."""
+        """Asked right before it begins; touches nothing. May raise BackendError or ClusterError: then it is asked again for a while."""
 
     def step(self, context: Context, memo: Memo) -> Turn:
         """The next step; `memo` {} is the first. Backend and cluster errors are the kind's own to judge."""

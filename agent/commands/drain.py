@@ -75,10 +75,7 @@ class Drain:
     def refusal(self, context: Context) -> Refusal | None:
         if not context.phy.known:
             return Refusal(CommandCode.PHY, "No desired-state document was accepted yet: what belongs to the radio is not known.")
-        try:
-            pods = context.kubernetes().pods()
-        except ClusterError as error:
-            return Refusal(CommandCode.CLUSTER, says(error))
+        pods = context.kubernetes().pods()
         return confirmation_refusal(pods, treatments(context, pods))
 
     def step(self, context: Context, memo: Memo) -> Turn:

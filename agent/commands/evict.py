@@ -55,10 +55,7 @@ class Evict:
         mig_uuid = str(context.parameter("mig_uuid", ""))
         if mig_uuid and slice_at(context.inventory().gpus, mig_uuid) is None:
             return Refusal(CommandCode.NOT_PRESENT, f"There is no slice {mig_uuid} on this node any more.")
-        try:
-            pod = self._find(context)
-        except ClusterError as error:
-            return Refusal(CommandCode.CLUSTER, says(error))
+        pod = self._find(context)
         if pod is None:
             return Refusal(CommandCode.NOT_PRESENT, "The pod is not on this node; one of its name may be, and is left alone.")
         if mig_uuid and mig_uuid not in pod.gpus:

@@ -19,10 +19,7 @@ class Uncordon:
         return ""
 
     def refusal(self, context: Context) -> Refusal | None:
-        try:
-            cordon = context.kubernetes().cordon()
-        except ClusterError as error:
-            return Refusal(CommandCode.CLUSTER, says(error))
+        cordon = context.kubernetes().cordon()
         if cordon.unschedulable and cordon.owner != CORDON_OWNER:
             return Refusal(CommandCode.BLOCKED, f"The node was cordoned by {cordon.owner or 'somebody else'}: only who cordoned it uncordons it.")
         return None

@@ -252,6 +252,9 @@ def test_an_api_server_that_is_away_is_asked_again_until_the_deadline(node: Node
     assert node.outcome(1) == ("done", "")
     cluster.error = ClusterError(ClusterErrorCode.UNAVAILABLE, "connection refused")
     node.give(order(2))
+    node.until(T0 + 99)
+    assert node.outcome(2) == ("accepted", "")
+    node.until(T0 + 106)
     assert node.outcome(2) == ("failed", "cluster")
     assert "connection refused" in node.latest[2].detail
 

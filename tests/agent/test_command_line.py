@@ -9,10 +9,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from agent.__main__ import main
 from agent.config import ConfigError, Enrolment, check_gateway_url, load_config
+from agent.executor import Executor
 from agent.journal import Entry, Journal, Phase
 from agent.keys import KeyFileError, create_key, load_key, load_or_create_key
 from agent.protocol import Bundle, ObservedState, fingerprint_of
 from tests.agent.documents import CONSOLE_KEY, T0, A, control, document, layer
+from tests.agent.hardware import Hardware
+from tests.agent.orders import order
 
 
 def config_file(folder: Path, text: str = "") -> Path:
@@ -103,10 +106,13 @@ def test_shows_what_it_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     journal = Journal(state / "journal.sqlite3")
     journal.store_document(document(4, control(layer())))
     journal.write(Entry("clock_range", A, Phase.HELD, {"min_mhz": 1200, "max_mhz": 1400}, 4, T0, 1, ObservedState.APPLIED, {"sm_mhz": 1400}, "", T0, 1))
+    executor = Executor(backend=Hardware([A]), cluster=None, journal=journal, node_id=7, trusted_keys=(CONSOLE_KEY,))
+    executor.take(order(3, "diagnostics"), T0)
     journal.close()
     assert main(["status", "--config", str(path)]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["node_id"], shown["document_version"]) == (7, 4)
+    assert [(found["target"], found["kind"], found["state"]) for found in shown["commands"]] == [(3, "diagnostics", "accepted")]
     assert (shown["controls"][0]["state"], shown["controls"][0]["observed"]) == ("applied", {"sm_mhz": 1400})
 
 

@@ -19,11 +19,13 @@ from django.db.models import Max
 from agent.protocol import HealthReport, InventoryReport, SignedDocument
 from fleet.control.desired_state import newest_documents
 from fleet.health import reports
+from fleet.health.findings import Found, close_findings, open_findings
 from fleet.inventory import seen
-from fleet.models import AgentConnection, AgentIdentity, DesiredDocument, Node
+from fleet.models import AgentConnection, AgentIdentity, DesiredDocument, Finding, Node, ObjectKind
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+LOST_CODES = {InventoryReport.type: "inventory_report_lost", HealthReport.type: "health_report_lost"}
 
 # A revocation written by a process whose clock is behind ours must not be overlooked.
 CLOCK_MARGIN = timedelta(seconds=60)
@@ -179,7 +181,7 @@ def sweep_lost_contacts(*, older_than: datetime) -> int:
 
 
 def take_report(node_id: int, report: InventoryReport | HealthReport, *, now: datetime) -> None:
-    """Hand one report on and keep it as the node's last. What it says and cannot be stored is logged, and holds nobody else up."""
+    """Hand one report on and keep it as the node's last. One that cannot be taken is logged and a finding on its node, and holds nobody else up."""
     try:
         if isinstance(report, InventoryReport):
             seen.reconcile_agent_report(node_id, report, now)
@@ -187,10 +189,32 @@ def take_report(node_id: int, report: InventoryReport | HealthReport, *, now: da
             reports.apply(node_id, report, now)
         with connection.cursor() as cursor:
             cursor.execute(_REPORT, {"node_id": node_id, "kind": report.type, "report": json.dumps(report.to_json(), allow_nan=False), "now": now})
-    except (DataError, IntegrityError, Node.DoesNotExist) as error:
-        log.warning("agent_report_refused", node_id=node_id, report=report.type, error=str(error))
+        close_findings(ObjectKind.NODE, [str(node_id)], at=now, because="a report was taken again", codes=[LOST_CODES[report.type]])
     except (OperationalError, InterfaceError):
         raise
-    except Exception:
+    except (DataError, IntegrityError, Node.DoesNotExist) as error:
+        log.warning("agent_report_refused", node_id=node_id, report=report.type, error=str(error))
+        _report_lost(node_id, report.type, error, now)
+    except Exception as error:
         # A fault in taking one node's report in must not keep the others out.
         log.exception("agent_report_failed", node_id=node_id, report=report.type)
+        _report_lost(node_id, report.type, error, now)
+
+
+def _report_lost(node_id: int, kind: str, error: Exception, now: datetime) -> None:
+    """What the console shows of the node is older than it seems: people have to see that."""
+    site_id = Node.objects.filter(pk=node_id).values_list("site_id", flat=True).first()
+    if site_id is None:
+        return
+    found = Found(
+        kind=ObjectKind.NODE,
+        object_key=str(node_id),
+        site_id=site_id,
+        code=LOST_CODES[kind],
+        severity=Finding.Severity.WARNING,
+        summary=f"The agent's {kind} report could not be taken in: what is shown of it is older.",
+        at=now,
+        advised_action="Look for agent_report in the gateway's log.",
+        evidence={"error": f"{type(error).__name__}: {error}".replace("\x00", "")[:300]},
+    )
+    open_findings([found])

@@ -68,7 +68,6 @@ class XidEventChange:
     last_at: float
     count: int
     source: str
-    message: str
 
 
 @dataclass

@@ -105,7 +105,7 @@ class HealthStore:
         for event in XidEvent.objects.filter(last_at__gt=recent).select_related("gpu").iterator(chunk_size=10_000):
             if (row := live.gpu_row_of.get(event.gpu.uuid)) is not None:
                 first, last = event.first_at.timestamp(), event.last_at.timestamp()
-                evaluator.seed_burst(row, Burst(event.xid, first, last, event.count, Source(event.source), event.gpu_instance_id, event.message))
+                evaluator.seed_burst(row, Burst(event.xid, first, last, event.count, Source(event.source), event.gpu_instance_id))
         self._read_inventory(live, now)
         self._read_news(live, now)
 

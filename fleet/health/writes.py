@@ -184,19 +184,16 @@ def write_xids(changes: Sequence[XidEventChange]) -> None:
     _execute(
         """
         INSERT INTO fleet_xidevent (gpu_id, gpu_instance_id, xid, first_at, last_at, count, source, message)
-        SELECT u.gpu_id, u.instance, u.xid, to_timestamp(u.first_at), to_timestamp(u.last_at), u.count, u.source, u.message
-        FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::float8[], %s::float8[], %s::integer[], %s::text[], %s::text[])
-            AS u(gpu_id, instance, xid, first_at, last_at, count, source, message)
+        SELECT u.gpu_id, u.instance, u.xid, to_timestamp(u.first_at), to_timestamp(u.last_at), u.count, u.source, ''
+        FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::float8[], %s::float8[], %s::integer[], %s::text[])
+            AS u(gpu_id, instance, xid, first_at, last_at, count, source)
         JOIN fleet_gpu g ON g.id = u.gpu_id
         ON CONFLICT (gpu_id, xid, first_at) DO UPDATE SET
             last_at = greatest(fleet_xidevent.last_at, EXCLUDED.last_at), count = greatest(fleet_xidevent.count, EXCLUDED.count)
         """,
         _columns(
-            (
-                (each.gpu_id, each.gpu_instance_id, each.xid, each.first_at, each.last_at, each.count, each.source, each.message[:300])
-                for each in newest.values()
-            ),
-            8,
+            ((each.gpu_id, each.gpu_instance_id, each.xid, each.first_at, each.last_at, each.count, each.source) for each in newest.values()),
+            7,
         ),
     )
 

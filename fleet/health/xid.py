@@ -22,7 +22,6 @@ from fleet.health.facts import Condition, Severity, State, clock_time
 
 _FILE = Path(__file__).parent.parent / "catalogue" / "xid.yaml"
 CODE_PREFIX = "xid_"
-RECOVERY_ACTION_CHANGED = 154
 
 
 class XidTableError(Exception):
@@ -34,7 +33,6 @@ class Source(StrEnum):
 
     GAUGE = "gauge"
     EXP_COUNT = "exp_count"
-    AGENT = "agent"
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class XidTable:
     burst_seconds: float
     count_window_seconds: float
     rules: Mapping[int, XidRule]
-    recovery: Mapping[str, Action]
-    recovery_words: tuple[tuple[str, str], ...]  # (words in lower case, key), longest first
+    recovery: Mapping[int, Action]  # by the driver's number
     unknown_action: Action
     window_seconds: float
 
@@ -87,12 +84,6 @@ class XidTable:
         if found is not None:
             return found
         return XidRule(code, "Not in the table", self.unknown_action, "", State.DEGRADED, Severity.MINOR, False, self.window_seconds, {}, known=False)
-
-    def recovery_action(self, message: str) -> Action | None:
-        """The action that XID 154's text names ("… changed from 0x0 (None) to 0x2 (Node Reboot Required)"); None when it names none that we know."""
-        text = message.lower()
-        new = text.rsplit(" to ", 1)[-1]
-        return next((self.recovery[key] for words, key in self.recovery_words if words in new), None)
 
 
 def load(text: str) -> XidTable:
@@ -115,8 +106,7 @@ def load(text: str) -> XidTable:
             )
         except (KeyError, ValueError) as error:
             raise XidTableError(f"xids.{code}: {error}") from error
-    recovery = {key: Action(key, row["text"], row["act"]) for key, row in data["recovery"].items()}
-    words = [(word, key) for key, row in data["recovery"].items() for word in row["words"]]
+    recovery = {int(row["value"]): Action(key, row["text"], row["act"]) for key, row in data["recovery"].items()}
     return XidTable(
         version=str(data["version"]),
         sources=MappingProxyType(data["sources"]),
@@ -124,7 +114,6 @@ def load(text: str) -> XidTable:
         count_window_seconds=float(data["count_window_seconds"]),
         rules=MappingProxyType(rules),
         recovery=MappingProxyType(recovery),
-        recovery_words=tuple(sorted(words, key=lambda pair: -len(pair[0]))),
         unknown_action=actions["support"],
         window_seconds=float(data["window_seconds"]),
     )
@@ -157,7 +146,6 @@ class Burst:
     count: int
     source: Source
     gpu_instance_id: int | None = None
-    message: str = ""
 
 
 @dataclass
@@ -170,7 +158,6 @@ class Mark:
     count: int
     source: Source
     boot_id: str = ""
-    message: str = ""
 
 
 @dataclass
@@ -221,34 +208,29 @@ class XidMemory:
             burst = self._note(xid, at, Source.EXP_COUNT, table=table, boot_id=boot_id, gpu_instance_id=gpu_instance_id)
         return burst
 
-    def note_message(self, *, xid: int, at: float, message: str, table: XidTable, boot_id: str = "") -> Burst:
-        """An event that came with its text (the kernel log's, by an agent)."""
-        return self._note(xid, at, Source.AGENT, table=table, boot_id=boot_id, gpu_instance_id=None, message=message)
-
     def _window(self, xid: int, at: float, table: XidTable, slack_seconds: float) -> list[_Seen]:
         kept = [seen for seen in self._recent.get(xid, ()) if seen.at > at - table.count_window_seconds - slack_seconds]
         self._recent[xid] = kept
         return kept
 
-    def _note(self, xid: int, at: float, source: Source, *, table: XidTable, boot_id: str, gpu_instance_id: int | None, message: str = "") -> Burst:
+    def _note(self, xid: int, at: float, source: Source, *, table: XidTable, boot_id: str, gpu_instance_id: int | None) -> Burst:
         self._recent.setdefault(xid, []).append(_Seen(at, source))
         if not at < self.last_at:
             self.last_xid, self.last_at = xid, at
         mark = self.marks.get(xid)
         rule = table.rule(xid)
         if mark is None or (not rule.sticky and at - mark.last_at > rule.window_seconds):
-            self.marks[xid] = Mark(xid, at, at, 1, source, boot_id, message)
+            self.marks[xid] = Mark(xid, at, at, 1, source, boot_id)
         else:
             mark.count += 1
             mark.first_at, mark.last_at = min(mark.first_at, at), max(mark.last_at, at)
-            mark.boot_id, mark.message = boot_id or mark.boot_id, message or mark.message
+            mark.boot_id = boot_id or mark.boot_id
         burst = self.bursts.get(xid)
         if burst is None or at - burst.last_at > table.burst_seconds:
-            burst = self.bursts[xid] = Burst(xid, at, at, 1, source, gpu_instance_id, message)
+            burst = self.bursts[xid] = Burst(xid, at, at, 1, source, gpu_instance_id)
         else:
             burst.count += 1
             burst.last_at = max(burst.last_at, at)
-            burst.message = message or burst.message
         return burst
 
     def seed_mark(self, xid: int, condition: Condition) -> None:
@@ -256,7 +238,7 @@ class XidMemory:
         evidence = condition.evidence
         last_at = condition.last_at if not math.isnan(condition.last_at) else condition.since
         source = Source(evidence.get("source", Source.GAUGE))
-        self.marks[xid] = Mark(xid, condition.since, last_at, condition.count, source, str(evidence.get("boot_id", "")), str(evidence.get("message", "")))
+        self.marks[xid] = Mark(xid, condition.since, last_at, condition.count, source, str(evidence.get("boot_id", "")))
 
     def seed(self, burst: Burst) -> None:
         """Remember a stored burst, so that the exporter's count finds its events known."""
@@ -289,10 +271,8 @@ class XidMemory:
         """When the next mark ends by its window (Unix seconds); inf when none does."""
         return min((mark.last_at + table.rule(xid).window_seconds for xid, mark in self.marks.items() if not table.rule(xid).sticky), default=math.inf)
 
-    def conditions(self, table: XidTable) -> tuple[Condition, ...]:
-        """The marks as conditions. The recovery action that XID 154 named goes before the table's advice."""
-        named = self.marks.get(RECOVERY_ACTION_CHANGED)
-        recovery = table.recovery_action(named.message) if named is not None and named.message else None
+    def conditions(self, table: XidTable, recovery: Action | None = None) -> tuple[Condition, ...]:
+        """The marks as conditions. The recovery action that the driver names goes before the table's advice."""
         return tuple(_condition(mark, table, recovery) for mark in self.marks.values())
 
 
@@ -313,7 +293,7 @@ def _condition(mark: Mark, table: XidTable, recovery: Action | None) -> Conditio
             "source": mark.source.value,
             "sticky": rule.sticky,
             "boot_id": mark.boot_id,
-            "message": mark.message,
+            "recovery_action": recovery.key if recovery is not None else "",
             "advice": {"nvidia": rule.advised, **rule.others} if rule.known else {},
             "table_version": table.version,
         },

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from fleet.health.changes import Changes, XidEventChange
 from fleet.health.facts import Condition
-from fleet.health.xid import Burst, XidMemory, XidTable
+from fleet.health.xid import Action, Burst, XidMemory, XidTable
 from fleet.telemetry.live_state import LiveState
 
 
@@ -19,13 +21,14 @@ class XidWatch:
         self.tolerance_seconds = tolerance_seconds
         self.ended: dict[tuple[int, int], str] = {}
         self._memories: dict[int, XidMemory] = {}
+        self._recovery = np.empty(0)  # by GPU row
 
     def memory(self, row: int) -> XidMemory:
         return self._memories.setdefault(row, XidMemory())
 
     def take(self, live: LiveState, boot_id_of: Callable[[int], str], changes: Changes) -> set[int]:
         """Take the news of `live` into the memories. Rows of GPUs of which something became known; events go to `changes`."""
-        touched: set[int] = set()
+        touched = self._take_recovery(live)
         for news in live.take_xid_changes():
             memory = self.memory(news.gpu_row)
             burst = memory.note_gauge(
@@ -54,6 +57,18 @@ class XidWatch:
                 self._tell(live, count.gpu_row, burst, changes)
         return touched
 
+    def _take_recovery(self, live: LiveState) -> set[int]:
+        """Rows with marks whose driver names another recovery action than before."""
+        new, old = live.gpu_recovery.copy(), np.full(live.gpu_count, np.nan)
+        old[: len(self._recovery)] = self._recovery
+        self._recovery = new
+        changed = np.flatnonzero((new != old) & ~(np.isnan(new) & np.isnan(old)))
+        return {row for row in changed.tolist() if row in self._memories and self._memories[row].marks}
+
+    def _recovery_of(self, row: int) -> Action | None:
+        value = self._recovery[row] if row < len(self._recovery) else math.nan
+        return None if math.isnan(value) else self.table.recovery.get(int(value))
+
     @staticmethod
     def _tell(live: LiveState, row: int, burst: Burst | None, changes: Changes) -> None:
         if burst is not None:
@@ -66,7 +81,6 @@ class XidWatch:
                     last_at=burst.last_at,
                     count=burst.count,
                     source=burst.source.value,
-                    message=burst.message,
                 )
             )
 
@@ -87,7 +101,7 @@ class XidWatch:
             return (), math.inf
         for xid in memory.end_by_window(now, self.table):
             self.ended[row, xid] = f"No repeat for {self.table.rule(xid).window_seconds / 60:.0f} min."
-        return memory.conditions(self.table), memory.next_end(self.table)
+        return memory.conditions(self.table, self._recovery_of(row)), memory.next_end(self.table)
 
     def last_of(self, row: int) -> tuple[int | None, float]:
         """(last XID, its time); NaN: seen at first sight, time unknown; None: never one."""

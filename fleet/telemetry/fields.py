@@ -163,6 +163,9 @@ FIELD_OF_METRIC: dict[str, tuple[Field, Metric]] = {metric.name: (field, metric)
 
 # A count of XIDs by code in the exporter's last window (a gauge in truth, although typed counter).
 XID_COUNT_METRIC = "DCGM_EXP_XID_ERRORS_COUNT"
+# What the driver says a GPU needs: 0 nothing, others as in `fleet/catalogue/xid.yaml`.
+RECOVERY_METRICS = frozenset({"DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", "DCGM_FI_DEV_GPU_RECOVERY_ACTION"})
+MAX_RECOVERY_ACTION = 255.0
 # Exported as a ratio by some DCGM versions and as a percent by others: a value over 1 shows that the series is a percent.
 RATIO_OR_PERCENT = frozenset({"DCGM_FI_DEV_GPU_UTIL_RATIO"})
 

@@ -13,12 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.telemetry.cells import keep_newest, put_cells
-from fleet.telemetry.fields import FUTURE_TOLERANCE_SECONDS, GPU_FIELD_INDEX, STALE_NAN_BITS, Refusal, Sample, SeriesSeen, XidChange, XidCount, is_blank
+from fleet.telemetry.fields import (
+    FUTURE_TOLERANCE_SECONDS,
+    GPU_FIELD_INDEX,
+    MAX_RECOVERY_ACTION,
+    STALE_NAN_BITS,
+    Refusal,
+    Sample,
+    SeriesSeen,
+    XidChange,
+    XidCount,
+    is_blank,
+)
 from fleet.telemetry.live_state import Floats, LiveState
 from fleet.telemetry.quality import Quality
 from fleet.telemetry.remote_write_decoder import decode, digest
 from fleet.telemetry.resolver import Resolver, SenderScope
-from fleet.telemetry.series_table import METRICS, REASONS, Kind, SeriesTable
+from fleet.telemetry.series_table import METRICS, OF_GPU, REASONS, Kind, SeriesTable
 from fleet.telemetry.service_metrics import JOBS
 from fleet.telemetry.service_state import ServiceState
 from fleet.telemetry.sightings import Sightings
@@ -140,6 +151,8 @@ class Ingest:
                 self._take_xid_counts(*part)
             elif kind == Kind.NVLINK_PART:
                 self._take_nvlink(*part)
+            elif kind == Kind.RECOVERY:
+                refused += self._take_recovery(sender, *part, partial(_read_part, read, index), now)
         taken = len(slots) - refused
         self.samples_total += taken
         if taken:
@@ -177,7 +190,7 @@ class Ingest:
         """[n] site rows of slots; -1 where that is not known."""
         kinds, rows = self.table.kind[slots], self.table.row[slots]
         sites = np.full(len(slots), -1, dtype=np.int64)
-        of_gpu = np.isin(kinds, (Kind.GPU, Kind.XID_COUNT, Kind.NVLINK_PART))
+        of_gpu = np.isin(kinds, OF_GPU)
         sites[of_gpu] = self.state.gpu_site_row[rows[of_gpu]]
         of_slice = kinds == Kind.SLICE
         sites[of_slice] = self.state.gpu_site_row[self.state.slice_gpu_row[rows[of_slice]]]
@@ -361,6 +374,18 @@ class Ingest:
             gpu_row, slice_row, xid = key
             instance = int(state.slice_instance[slice_row]) if slice_row >= 0 else None
             state.note_xid_count(XidCount(gpu_row, instance, xid, None if known is None else int(known[0]), int(value), at))
+
+    def _take_recovery(
+        self, sender: SenderScope, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_], read: Callable[[int], Labels], now: float
+    ) -> int:
+        state, rows = self.state, self.table.row[slots]
+        with np.errstate(invalid="ignore"):
+            good = (values >= 0) & (values <= MAX_RECOVERY_ACTION) & (values == np.floor(values))
+        for index in np.lexsort((stale, times)).tolist():
+            row, at = int(rows[index]), float(times[index])
+            if not at < state.gpu_recovery_at[row] and not (stale[index] and at == state.gpu_recovery_at[row]):
+                state.gpu_recovery[row], state.gpu_recovery_at[row] = (float(values[index]) if good[index] else math.nan), at
+        return self._refuse(sender, Refusal.OUT_OF_RANGE, slots, ~good & ~stale, read, now)
 
     def _take_nvlink(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_]) -> None:
         state = self.state

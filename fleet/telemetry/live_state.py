@@ -123,6 +123,8 @@ class LiveState:
     gpu_refused: Floats  # samples out of range since the process began to count
     gpu_owner: Rows  # [len(GPU_FIELDS), g]: slot of the series that wrote the cell last, -1 none
     gpu_nvlink_parts: Floats
+    gpu_recovery: Floats  # the recovery action that the driver names (0: none), and its sample time
+    gpu_recovery_at: Floats
     gpu_xid: Floats  # the last code that the gauge showed, kept when its series ends
     gpu_stored: Flags  # the row is in the reading table
     gpu_changed: Flags
@@ -177,7 +179,7 @@ class LiveState:
             self._gpus.add_column(name, "f8", nan, depth=len(GPU_FIELDS))
         self._gpus.add_column("owner", "i4", -1, depth=len(GPU_FIELDS))
         self._gpus.add_column("nvlink_parts", "f8", nan, depth=NVLINK_PARTS)
-        for name in ("sampled_at", "xid"):
+        for name in ("sampled_at", "xid", "recovery", "recovery_at"):
             self._gpus.add_column(name, "f8", nan)
         self._gpus.add_column("refused", "f8", 0.0)
         for name in ("changed", "suspect", "stored"):

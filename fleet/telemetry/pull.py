@@ -15,7 +15,7 @@ from django.conf import settings
 from fleet.models import Sender
 from fleet.prometheus import FaultKind, PrometheusSource, Series, SourceFault, without_replicas
 from fleet.telemetry.completeness import Brought, note_incomplete
-from fleet.telemetry.fields import FIELD_OF_METRIC, XID_COUNT_METRIC
+from fleet.telemetry.fields import FIELD_OF_METRIC, RECOVERY_METRICS, XID_COUNT_METRIC
 from fleet.telemetry.prompb import body_of
 from fleet.telemetry.senders import digest_token
 from fleet.telemetry.service_metrics import SERVICE_FIELDS
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 NAMES_A_QUERY = 8
 SERIES_A_BODY = 5_000
-WANTED = frozenset(FIELD_OF_METRIC) | {name for field in SERVICE_FIELDS for name in field.metrics} | {XID_COUNT_METRIC, "up"}
+WANTED = frozenset(FIELD_OF_METRIC) | {name for field in SERVICE_FIELDS for name in field.metrics} | RECOVERY_METRICS | {XID_COUNT_METRIC, "up"}
 _HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy", "X-Prometheus-Remote-Write-Version": "0.1.0"}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.inventory.host_names import host_label, host_of_address
-from fleet.telemetry.fields import SHARING_LABELS, XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, whole_number
+from fleet.telemetry.fields import RECOVERY_METRICS, SHARING_LABELS, XID_COUNT_METRIC, Refusal, SeriesSeen, clean_text, series_seen, whole_number
 from fleet.telemetry.live_state import LiveState
 from fleet.telemetry.series_table import METRICS, NVLINK_PART_OF, Kind, SeriesTable
 from fleet.telemetry.service_metrics import FIELD_INDEX, FIELDS_OF_JOB, JOBS, MAX_NAME, MAX_PART, Item, find_field, is_service_metric, job_of, server_of
@@ -72,7 +72,7 @@ class Resolver:
         try:
             if len(self._table) >= MAX_SERIES or len(self._services) >= MAX_ITEMS:
                 raise NotTaken(Refusal.TOO_MANY_SERIES)
-            if name in METRICS.index or name == XID_COUNT_METRIC:
+            if name in METRICS.index or name == XID_COUNT_METRIC or name in RECOVERY_METRICS:
                 return self._gpu_series(name, labels, digest, sender, at)
             if name == "up":
                 return self._up_series(labels, digest, sender)
@@ -124,6 +124,8 @@ class Resolver:
             if xid is None:
                 raise NotTaken(Refusal.NO_IDENTITY)
             return table.add(sender.id, digest, Kind.XID_COUNT, row=row, column=xid, slice_row=slice_row)
+        if name in RECOVERY_METRICS:
+            return table.add(sender.id, digest, Kind.RECOVERY, row=row, slice_row=slice_row)
         if name in NVLINK_PART_OF:
             return table.add(sender.id, digest, Kind.NVLINK_PART, row=row, column=NVLINK_PART_OF[name], slice_row=slice_row)
         metric = METRICS.index[name]

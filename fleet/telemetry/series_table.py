@@ -29,8 +29,10 @@ class Kind(IntEnum):
     XID_COUNT = 5  # row of the GPU; column: the XID
     NVLINK_PART = 6  # row of the GPU; column: which of the counters
     NOTHING = 7  # known and without meaning here (GPU_UTIL on a slice's line)
+    RECOVERY = 8  # row of the GPU
 
 
+OF_GPU = (Kind.GPU, Kind.XID_COUNT, Kind.NVLINK_PART, Kind.RECOVERY)
 REASONS: tuple[Refusal, ...] = tuple(Refusal)
 
 
@@ -186,7 +188,7 @@ class SeriesTable:
         """These GPUs and nodes moved or left: their series are read anew when they come next. `slice_gpu_row`: as in the live state."""
         last = self._columns.count
         kind, row = self.kind[:last], self.row[:last]
-        gone = np.isin(kind, (Kind.GPU, Kind.XID_COUNT, Kind.NVLINK_PART)) & np.isin(row, gpu_rows)
+        gone = np.isin(kind, OF_GPU) & np.isin(row, gpu_rows)
         of_slice = np.flatnonzero(kind == Kind.SLICE)
         gone[of_slice] = np.isin(slice_gpu_row[row[of_slice]], gpu_rows)
         gone |= (kind == Kind.NODE_UP) & np.isin(row, node_rows)

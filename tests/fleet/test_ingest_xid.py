@@ -8,7 +8,7 @@ import pytest
 from fleet.health.changes import Changes
 from fleet.health.xid import table
 from fleet.health.xid_watch import XidWatch
-from fleet.telemetry.fields import STALE_NAN_BITS, Sample
+from fleet.telemetry.fields import STALE_NAN_BITS, Refusal, Sample
 from fleet.telemetry.ingest import Ingest
 from tests.fleet.samples import T0, fleet_of, gpu_value, pull, push
 
@@ -74,3 +74,28 @@ def test_an_event_of_one_slice_names_it(ingest: Ingest) -> None:
         push(ingest, [xid(value, at, GPU_I_ID=str(i), GPU_I_PROFILE="1g.10gb") for i, value in values.items()])
     (change,) = ingest.state.take_xid_changes()
     assert (change.gpu_instance_id, change.new) == (8, 31)
+
+
+@DOORS
+@pytest.mark.parametrize("name", ["DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", "DCGM_FI_DEV_GPU_RECOVERY_ACTION"])
+def test_the_advice_of_an_xid_follows_the_drivers_recovery_action(ingest: Ingest, door: Door, name: str) -> None:
+    watch = XidWatch(table(), 45.0)
+
+    def advice(action: float, at: float) -> tuple[str, bool]:
+        door(ingest, [Sample({"__name__": name, "UUID": GPU}, action, at), xid(119.0 if at > T0 else 0.0, at)])
+        touched = watch.take(ingest.state, lambda row: "", Changes())
+        (conditions, _) = watch.conditions(0, at)
+        return next((condition.advised for condition in conditions), ""), bool(touched)
+
+    usual = table().rule(119).advised
+    assert advice(0.0, T0) == ("", False)
+    assert advice(0.0, T0 + 10) == (usual, True)
+    assert advice(2.0, T0 + 20) == ("Reboot the node.", True)
+    assert advice(2.0, T0 + 30) == ("Reboot the node.", False)
+    assert advice(BLANK, T0 + 40) == (usual, True)
+    assert ingest.quality.totals[Refusal.OUT_OF_RANGE] == 1
+    assert advice(77.0, T0 + 50) == (usual, True)
+    assert advice(1.0, T0 + 60) == ("Reset the GPU.", True)
+    push(ingest, [Sample({"__name__": name, "UUID": GPU}, 3.0, T0 + 55), Sample({"__name__": name, "UUID": GPU}, STALE, T0 + 70)])
+    watch.take(ingest.state, lambda row: "", Changes())
+    assert [condition.advised for condition in watch.conditions(0, T0 + 70)[0]] == [usual]

@@ -121,27 +121,23 @@ def test_a_seeded_memory_knows_its_events() -> None:
     assert (burst.first_at, burst.count) == (T0 - 60, 3)
 
 
-def test_the_recovery_action_goes_before_the_table() -> None:
+def test_the_recovery_action_goes_before_the_table_for_known_codes() -> None:
     memory = XidMemory()
-    memory.note_gauge(old=0, new=119, at=T0, table=TABLE, tolerance_seconds=30)
-    memory.note_message(xid=154, at=T0 + 1, message="GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", table=TABLE)
-    advised = {condition.code: condition.advised for condition in memory.conditions(TABLE)}
+    for code in (119, 999):
+        memory.note_gauge(old=0, new=code, at=T0, table=TABLE, tolerance_seconds=30)
+    advised = {condition.code: condition.advised for condition in memory.conditions(TABLE, TABLE.recovery[2])}
     assert advised["xid_119"] == "Reboot the node."
+    assert advised["xid_999"] == TABLE.rule(999).advised
 
 
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("... to 0x0 (None)", "none"),
-        ("... changed from 0x2 (Node Reboot Required) to 0x1 (GPU Reset Required)", "gpu_reset"),
-        ("... to 0x4 (Drain and Reset)", "drain_and_reset"),
-        ("... to 0x3 (Drain P2P)", "drain_p2p"),
-        ("... to 0x9 (Dance)", None),
-    ],
-)
-def test_recovery_actions(text: str, key: str | None) -> None:
-    action = TABLE.recovery_action(text)
-    assert (action.key if action else None) == key
+def test_recovery_actions_by_the_drivers_number() -> None:
+    assert {value: action.key for value, action in TABLE.recovery.items()} == {
+        1: "gpu_reset",
+        2: "node_reboot",
+        3: "drain_p2p",
+        4: "drain_and_reset",
+        5: "recover_imex",
+    }
 
 
 # The table

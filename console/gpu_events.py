@@ -9,6 +9,7 @@ from datetime import datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from console.control_words import asked_for
 from fleet.health.xid import table
 from fleet.models import Gpu, HealthState, HealthTransition, ObjectKind, Policy, XidEvent
 
@@ -31,7 +32,7 @@ def events_of(gpu: Gpu, policies: Iterable[Policy], *, now: datetime) -> list[Ev
     ]
     events += [xid_event(row) for row in XidEvent.objects.filter(gpu=gpu).order_by("-last_at")[:SHOWN]]
     for policy in policies:
-        events += _policy_events(policy, now)
+        events += _policy_events(policy, gpu, now)
     return sorted(events, key=lambda event: event.at, reverse=True)[:SHOWN]
 
 
@@ -41,8 +42,8 @@ def xid_event(row: XidEvent) -> Event:
     return Event(row.last_at, rule.state.value, f"XID {row.xid}: {rule.meaning}" + (f" ({times})" if row.count > 1 else ""), rule.advised)
 
 
-def _policy_events(policy: Policy, now: datetime) -> list[Event]:
-    what = _("Clock range %(min)s–%(max)s MHz") % {"min": policy.parameters.get("min_mhz"), "max": policy.parameters.get("max_mhz")}
+def _policy_events(policy: Policy, gpu: Gpu, now: datetime) -> list[Event]:
+    what = asked_for(policy, sku=gpu.sku)
     events = [
         Event(policy.starts_at, HealthState.MAINTENANCE, _("%(what)s set by %(who)s") % {"what": what, "who": policy.created_by.get_username()}, policy.reason)
     ]

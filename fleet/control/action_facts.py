@@ -53,6 +53,7 @@ def read_facts(kind: CommandKind, wanted: Sequence[Wanted], *, now: datetime, be
     phy_nodes = {gpus[uuid].node_id for uuid in protected if uuid in gpus}
     load = _workloads(ids)
     acts = _acts(ids, kind.name, now=now)
+    acting = set(CommandTarget.objects.in_flight().filter(node_id__in=ids, command__kind__in=DISRUPTIVE).values_list("node_id", flat=True))
     covered = _Covers(now=now)
     targets = []
     for one in wanted:
@@ -81,6 +82,7 @@ def read_facts(kind: CommandKind, wanted: Sequence[Wanted], *, now: datetime, be
                 serves_phy=node.pk in phy_nodes,
                 actions_today=acts[node.pk][0],
                 same_actions_today=acts[node.pk][1],
+                acted_on=node.pk in acting,
                 frozen=covered.freeze(place),
                 breaker=covered.breaker(place),
                 workloads=scope.count,

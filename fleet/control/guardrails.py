@@ -110,6 +110,7 @@ class Target:
     serves_phy: bool = False  # the node
     actions_today: int = 0
     same_actions_today: int = 0
+    acted_on: bool = False  # a disruptive act of ours is in flight on the node
     frozen: str = ""  # the freeze that covers it, in words
     breaker: str = ""  # the open breaker that covers it, in words
     workloads: int = 0
@@ -322,8 +323,8 @@ def admit(
 ) -> tuple[list[Target], dict[str, str]]:
     """Which of the waiting targets may begin now, given what is in flight; and for the others (by key) what they wait for.
 
-    Whatever the order of `waiting`, afterwards no site has more than its limit of disrupted nodes and no region more than its own. A node that is
-    disrupted already by something else has to be over with that first.
+    Whatever the order of `waiting`, afterwards no site has more than its limit of disrupted nodes and no region more than its own. A node that something
+    else acts on has to be over with that first. One that was drained and is still cordoned counts already: what comes next on it takes no more room.
     """
     if not act.disruptive:
         return list(waiting), {}
@@ -334,10 +335,10 @@ def admit(
     mine: set[int] = set()
     for target in waiting:
         here, around = at_site[target.site], at_region[target.region]
-        if target.node_id in here and target.node_id not in mine:
+        if target.acted_on and target.node_id not in mine:
             held[target.key] = f"{target.label} is being acted on already."
             continue
-        if target.node_id not in mine:
+        if target.node_id not in here:
             site_most = site_limit(sites[target.site].nodes, limits)
             if len(here) >= site_most:
                 held[target.key] = f"{target.site} has {len(here)} of at most {site_most} nodes in a disruptive state."

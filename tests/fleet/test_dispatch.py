@@ -104,6 +104,20 @@ def test_a_drained_node_counts_as_disrupted_until_it_is_uncordoned() -> None:
     assert dispatch.advance(now=T0 + timedelta(seconds=6)) == 1
 
 
+def test_a_drained_node_is_rebooted_before_it_is_uncordoned_and_takes_no_second_place() -> None:
+    region = make_region()
+    site = make_site(region=region)
+    first, second = make_agent(site=site), make_agent(site=site)
+    (target,) = flying(submitted("drain", [first]).command)
+    reboot = approved("reboot", [first])
+    assert flying(reboot) == [], "the drain is still going on"
+    assert "is being acted on already" in reboot.targets.get().waits_for
+    say(target, "done", sequence=2)
+    assert dispatch.advance(now=T0 + timedelta(seconds=5)) == 1
+    assert len(flying(reboot)) == 1
+    assert flying(submitted("drain", [second]).command) == [], "one node of the site at a time all the same"
+
+
 def test_a_canary_that_fails_pauses_the_run_and_a_person_decides() -> None:
     command = approved("reboot", make_agents(30, region=make_region()))
     (canary,) = flying(command)

@@ -21,8 +21,6 @@ from fleet.telemetry.fields import (
     Refusal,
     Sample,
     SeriesSeen,
-    XidChange,
-    XidCount,
     is_blank,
 )
 from fleet.telemetry.live_state import Floats, LiveState
@@ -33,6 +31,7 @@ from fleet.telemetry.series_table import METRICS, OF_GPU, REASONS, Kind, SeriesT
 from fleet.telemetry.service_metrics import JOBS
 from fleet.telemetry.service_state import ServiceState
 from fleet.telemetry.sightings import Sightings
+from fleet.telemetry.xid_intake import XidIntake
 
 Slots = NDArray[np.int64]
 Labels = Mapping[str, str]
@@ -61,7 +60,7 @@ class Ingest:
         self.quality = Quality()
         self.resolver = Resolver(state, services, self.table, self.sightings)
         self.samples_total = 0
-        self._xid_counts: dict[tuple[int, int, int], tuple[float, float]] = {}  # (GPU row, slice row, XID) → (count, sample time)
+        self._xids = XidIntake(state, self.table)
 
     def take_body(self, data: bytes, sender: SenderScope, *, now: float) -> Taken:
         """Take an inflated remote_write body. Raises DecodeError, and then nothing of it was taken."""
@@ -148,7 +147,7 @@ class Ingest:
             elif kind == Kind.SERVICE:
                 self._take_services(*part, now)
             elif kind == Kind.XID_COUNT:
-                self._take_xid_counts(*part)
+                self._xids.take_counts(*part)
             elif kind == Kind.NVLINK_PART:
                 self._take_nvlink(*part)
             elif kind == Kind.RECOVERY:
@@ -233,10 +232,10 @@ class Ingest:
             sampled_at, changed = state.gpu_sampled_at, state.gpu_changed
             xid = np.flatnonzero((fields == _XID) & good)
             if len(xid):
-                self._note_xids(slots[xid], rows[xid], values[xid], times[xid])
+                self._xids.note_gauge(slots[xid], rows[xid], values[xid], times[xid])
         late = put_cells(grid, grid_times, owner, fields, rows, slots, values, times, METRICS.highest[metric], stale)
         if not of_slices and len(xid):
-            state.gpu_xid[rows[xid]] = np.where(np.isnan(grid[_XID, rows[xid]]), state.gpu_xid[rows[xid]], grid[_XID, rows[xid]])
+            self._xids.keep_last(rows[xid])
         if late.any():
             self._refuse(sender, Refusal.TOO_OLD, slots, late, read, now)
         fresh = ~stale
@@ -288,34 +287,6 @@ class Ingest:
             for reason, which in ((Refusal.NOT_A_NUMBER, no_number), (Refusal.BLANK, blank), (Refusal.OUT_OF_RANGE, out))
         )
 
-    def _note_xids(self, slots: Slots, rows: NDArray[np.int64], values: Floats, times: Floats) -> None:
-        """The XID gauge of a GPU, or of each of its slices, against the last code that it showed, before a gap too. In the order of sample times."""
-        state = self.state
-        slice_rows = self.table.slice_row[slots]
-        order = np.argsort(times, kind="stable")
-        held = np.where(slice_rows >= 0, state.slice_xid[slice_rows] if state.slice_count else np.nan, state.gpu_xid[rows])
-        with np.errstate(invalid="ignore"):
-            newer = ~(times < state.gpu_times[_XID, rows])
-        if len(np.unique(slots)) == len(slots):
-            order = order[(held[order] != values[order]) & newer[order]]
-        whole_now: dict[int, float] = {}
-        for index in order.tolist():
-            if not newer[index]:
-                continue
-            row, slice_row, value = int(rows[index]), int(slice_rows[index]), float(values[index])
-            if slice_row >= 0:
-                old = float(state.slice_xid[slice_row])
-                state.slice_xid[slice_row] = value
-            else:
-                old = whole_now.get(row, float(state.gpu_xid[row]))
-                whole_now[row] = value
-            if value == old or (math.isnan(old) and value == 0):
-                continue
-            instance = int(state.slice_instance[slice_row]) if slice_row >= 0 else None
-            state.note_xid_change(XidChange(row, instance, None if math.isnan(old) else int(old), int(value), float(times[index])))
-        for row, value in whole_now.items():
-            state.gpu_xid[row] = value
-
     def _note_identities(
         self,
         slots: Slots,
@@ -359,21 +330,6 @@ class Ingest:
             chosen = slots[of_job]
             rows, fields = self.table.row[chosen].astype(np.int64), self.table.column[chosen].astype(np.int64)
             self.services.put(JOBS[job_index], rows, fields, values[of_job], times[of_job], stale[of_job], now=now)
-
-    def _take_xid_counts(self, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_]) -> None:
-        state = self.state
-        for index in np.argsort(times, kind="stable").tolist():
-            slot, value, at = int(slots[index]), float(values[index]), float(times[index])
-            key = int(self.table.row[slot]), int(self.table.slice_row[slot]), int(self.table.column[slot])
-            known = self._xid_counts.get(key)
-            if stale[index] or not (math.isfinite(value) and value >= 0) or (known is not None and at <= known[1]):
-                continue
-            self._xid_counts[key] = (value, at)
-            if known is not None and value == known[0]:
-                continue
-            gpu_row, slice_row, xid = key
-            instance = int(state.slice_instance[slice_row]) if slice_row >= 0 else None
-            state.note_xid_count(XidCount(gpu_row, instance, xid, None if known is None else int(known[0]), int(value), at))
 
     def _take_recovery(
         self, sender: SenderScope, slots: Slots, values: Floats, times: Floats, stale: NDArray[np.bool_], read: Callable[[int], Labels], now: float

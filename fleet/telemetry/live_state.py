@@ -6,13 +6,13 @@ added or moved, `slice_version` when slices were.
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.inventory.host_names import host_label
 from fleet.telemetry.fields import COMPUTE_SLICES, GPU_FIELD_INDEX, GPU_FIELDS, SLICE_FIELD_INDEX, SLICE_FIELDS, XidChange, XidCount, compute_slices
+from fleet.telemetry.suspects import profiling_suspect, sliced_profiling_suspect
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -32,39 +32,6 @@ _PROFILING_NAMES = ("engine_active_ratio", "sm_active_ratio", "tensor_active_rat
 PROFILING_FIELDS = tuple(GPU_FIELD_INDEX[name] for name in _PROFILING_NAMES)
 SLICE_PROFILING_FIELDS = tuple(SLICE_FIELD_INDEX[name] for name in _PROFILING_NAMES)
 NVLINK_PARTS = 4
-
-
-@dataclass(frozen=True)
-class SuspectLimits:
-    """When a profiling value of 0 contradicts the other readings (busy although "0"). A power limit that is not known: the watts count."""
-
-    utilization_ratio: float = 0.5
-    power_share: float = 0.3
-    power_watts: float = 150.0
-    memory_bytes: float = 2.0**30  # of a sliced GPU, whose utilisation comes from the profiling module itself
-    lone_power_share: float = 0.6  # no GPU draws so much without work
-    lone_power_watts: float = 300.0
-
-
-def profiling_suspect(engine: Floats, utilization: Floats, power: Floats, power_limit: Floats, limits: SuspectLimits = SuspectLimits()) -> Flags:
-    """Where the profiling module reads 0 on a whole GPU that two other readings call busy. All arguments [n]; NaN never makes a suspect."""
-    floor = np.where(np.isnan(power_limit), limits.power_watts, limits.power_share * power_limit)
-    with np.errstate(invalid="ignore"):
-        return np.asarray((engine == 0) & (utilization >= limits.utilization_ratio) & (power >= floor), dtype=np.bool_)
-
-
-def sliced_profiling_suspect(engines: Floats, memory: Floats, power: Floats, power_limit: Floats, limits: SuspectLimits = SuspectLimits()) -> Flags:
-    """Where the profiling module reads 0 on every slice of a GPU that draws power with memory in use, or draws what no idle GPU does.
-
-    `engines` [n]: sum of the engine-active ratios of its live slices; the other arguments [n] are the device's. NaN never makes a suspect.
-    """
-    floor, lone = (
-        np.where(np.isnan(power_limit), watts, share * power_limit)
-        for watts, share in ((limits.power_watts, limits.power_share), (limits.lone_power_watts, limits.lone_power_share))
-    )
-    with np.errstate(invalid="ignore"):
-        busy = ((power >= floor) & (memory >= limits.memory_bytes)) | (power >= lone)
-        return np.asarray((engines == 0) & busy, dtype=np.bool_)
 
 
 class Columns:

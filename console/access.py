@@ -13,7 +13,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import QuerySet
 
 from console.models import ApiToken, RoleGrant, User
-from fleet.models import Gpu, Job, Node, Region, Site, Workload
+from fleet.models import Gpu, InventoryImport, Job, Node, Region, Site, Workload
 from fleet.models.gpu import WorkloadQuerySet
 from tenants.models import Membership
 
@@ -103,6 +103,10 @@ class Access:
         """One's own; administrators of the fleet see everybody's."""
         found = Job.objects.select_related("owner")
         return found if self.may(Right.ADMINISTER) else found.filter(owner_id=self.user_id or 0)
+
+    def imports(self) -> QuerySet[InventoryImport]:
+        """Those of the jobs that one sees. Without the file, which may be large."""
+        return InventoryImport.objects.filter(job__in=self.jobs()).select_related("job__owner", "decided_by").defer("content")
 
 
 NOBODY = Access(user_id=None, fleet_rank=0, region_ranks={}, tenant_keys=frozenset(), tenant_admin_keys=frozenset())

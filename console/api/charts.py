@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from console.api.problems import SourceUnavailable
-from console.views.charts import chart
+from console.panel_charts import chart
 from fleet.models import Gpu
 from fleet.telemetry.panels import PANELS, RANGES
 

@@ -16,7 +16,7 @@ from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from console.access import Access, Right
+from console.access import Right
 from console.api.base import ApiViewSet
 from console.api.jobs import JobSerializer, accepted
 from console.api.problems import Conflict
@@ -30,11 +30,6 @@ from fleet.inventory.importing.read import FORMATS, MAX_BYTES, UnreadableFile
 from fleet.models import ImportRow, InventoryImport, Job
 
 _FORM_OVERHEAD = 1024 * 1024  # of the other parts of the upload
-
-
-def visible_imports(access: Access) -> QuerySet[InventoryImport]:
-    """One's own; administrators of the fleet see everybody's. Without the file, which may be large."""
-    return InventoryImport.objects.filter(job__in=access.jobs()).select_related("job__owner", "decided_by").defer("content")
 
 
 def refused(act: Any) -> Any:
@@ -132,7 +127,7 @@ class ImportViewSet(ApiViewSet):
     default_ordering = "-created_at"
 
     def get_queryset(self) -> QuerySet[InventoryImport]:
-        return visible_imports(self.access)
+        return self.access.imports()
 
     def get_parsers(self) -> list[Any]:
         creates = self.action_map.get((self.request.method or "").lower()) == "create" if self.request and self.action_map else False
@@ -268,4 +263,4 @@ class ImportRowViewSet(ApiViewSet):
     default_ordering = "number"
 
     def get_queryset(self) -> QuerySet[ImportRow]:
-        return ImportRow.objects.filter(inventory_import=get_object_or_404(visible_imports(self.access), pk=self.kwargs["job"]))
+        return ImportRow.objects.filter(inventory_import=get_object_or_404(self.access.imports(), pk=self.kwargs["job"]))

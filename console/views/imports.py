@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy as lazy
 from django.views.decorators.http import require_POST
 
 from console.access import Access, Right
-from console.api.imports import visible_imports
 from console.downloads import download
 from console.guards import MissingRight, operator_page
 from fleet.inventory.importing import pipeline
@@ -228,7 +227,7 @@ def result(request: HttpRequest, access: Access, pk: uuid.UUID) -> StreamingHttp
 
 
 def _held(access: Access, pk: uuid.UUID) -> InventoryImport:
-    return get_object_or_404(visible_imports(access), pk=pk)
+    return get_object_or_404(access.imports(), pk=pk)
 
 
 urlpatterns = [

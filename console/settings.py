@@ -140,6 +140,10 @@ TELEMETRY_URL = env_str("MASTHEAD_TELEMETRY_URL", "http://127.0.0.1:8002").rstri
 PULL_TOKEN = env_secret("MASTHEAD_PULL_TOKEN")
 # MASTHEAD_REPLICA_LABELS: labels that differ only between the Prometheus replicas of a pair.
 REPLICA_LABELS = env_list("MASTHEAD_REPLICA_LABELS", "replica,prometheus_replica,__replica__")
+# MASTHEAD_OPERATOR_NAMESPACES: Kubernetes namespaces of the operator on all nodes, the radio's among them: agents never touch their pods.
+# MASTHEAD_OPERATOR_SERVICE_ACCOUNTS: the same by namespace/name, for the operator's pods in other namespaces.
+OPERATOR_NAMESPACES = env_list("MASTHEAD_OPERATOR_NAMESPACES", "kube-system")
+OPERATOR_SERVICE_ACCOUNTS = env_list("MASTHEAD_OPERATOR_SERVICE_ACCOUNTS")
 # MASTHEAD_GUARDRAILS: a JSON object that changes numbers of the guard rails, e.g. {"node_actions_a_day": 5}; names and defaults in `fleet.control.guardrails.Limits`.
 GUARDRAILS = env_object("MASTHEAD_GUARDRAILS")
 # MASTHEAD_SCRAPE_INTERVAL_SECONDS: the interval of the fleet's exporters; ages are judged by it (stale after 2, unknown after 3).

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable
 
-from django.db import connection
+from django.db import connection, transaction
+
+from fleet.inventory.protection import documents_stale
+from fleet.models import Gpu
 
 # Every running workload whose tenant is not what the mapping says, by hash joins over small tables; `{scope}` narrows it.
 _ASSIGN = """
@@ -21,6 +24,7 @@ FROM (
     WHERE w.ended_at IS NULL AND {scope}
 ) AS wanted
 WHERE wanted.id = held.id AND held.tenant_key <> wanted.tenant_key
+RETURNING held.gpu_id
 """
 
 
@@ -40,6 +44,9 @@ def assign_namespaces(namespaces: Iterable[str]) -> int:
 
 
 def _assign(scope: str, parameters: list[list[str]]) -> int:
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(_ASSIGN.format(scope=scope), parameters)
-        return int(cursor.rowcount)
+        gpus = [gpu_id for (gpu_id,) in cursor.fetchall()]
+        if gpus:  # agents are told whose pods run on their node
+            documents_stale(Gpu.objects.filter(pk__in=set(gpus)).order_by().values_list("node_id", flat=True).distinct())
+        return len(gpus)

@@ -18,6 +18,7 @@ from django.db.models import Q
 from agent.protocol import Control, DesiredState, Layer, Place, ProtectedSpan, ProtocolError, sign_document
 from fleet.control import signing
 from fleet.control.limits import BESIDE_PHY, NODE_WIDE
+from fleet.control.node_rules import rules_of
 from fleet.inventory import protection
 from fleet.inventory.mig import WHOLE
 from fleet.models import AgentIdentity, DesiredDocument, Gpu, Node, ObjectKind, Policy, ProtectedPlacement
@@ -85,6 +86,7 @@ def compose(node_ids: Iterable[int], *, now: datetime) -> dict[int, DesiredState
         spans[node_id].append(ProtectedSpan(gpu_uuid=gpu_uuid, start=start, size=size))
     for found in spans.values():
         found.sort(key=lambda span: (span.gpu_uuid, span.start))
+    rules = rules_of(places)
     policies = _policies_by_scope(places.values(), [gpu_uuid for found in gpus.values() for gpu_uuid in found], now)
     return {
         node_id: DesiredState(
@@ -96,6 +98,7 @@ def compose(node_ids: Iterable[int], *, now: datetime) -> dict[int, DesiredState
             controls=controls,
             protected=tuple(spans[node_id]),
             place=place,
+            rules=rules[node_id],
         )
         for node_id, place in places.items()
         for controls in [_controls(place, gpus[node_id], {span.gpu_uuid for span in spans[node_id]}, policies)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.simulator.config import AgentsConfig, PortsConfig, dump_config
-from agent.simulator.fleet_plan import FleetPlan, plan_fleet
+from agent.simulator.fleet_plan import PHY_NAMESPACE, FleetPlan, plan_fleet
 from script.servers import APP_ROLE, OWNER_ROLE, Postgres, Prometheus, Redis, Server, ServerError
 from script.stack.inventory_file import inventory_rows, place_names
 from script.stack.layout import CHECKOUT, Layout
@@ -101,6 +101,7 @@ class Stack:
             "MASTHEAD_ALLOWED_HOSTS": "127.0.0.1,localhost",
             "MASTHEAD_ORIGINS": f"{self.url},http://localhost:{self.ports['web']}",
             "MASTHEAD_INSECURE_HTTP": "true",
+            "MASTHEAD_OPERATOR_NAMESPACES": f"kube-system,{PHY_NAMESPACE}",
             "MASTHEAD_SCRAPE_INTERVAL_SECONDS": str(self.options.scrape_interval_seconds),
             "MASTHEAD_HEARTBEAT_SECONDS": str(self.options.heartbeat_seconds),
             "MASTHEAD_GATEWAY_URL": f"ws://127.0.0.1:{self.ports['gateway']}/agent",

@@ -65,10 +65,13 @@ def test_a_changed_mapping_moves_what_runs_and_leaves_what_ended(amber: Tenant, 
     assert key(running) == ""
 
 
-def test_one_statement_whatever_the_number(amber: Tenant) -> None:
-    NamespaceMapping.objects.create(tenant=amber, namespace="llm")
-    for _ in range(20):
-        make_workload("llm")
-    with CaptureQueriesContext(connection) as queries:
-        assert assign() == 20
-    assert len(queries) == 1
+def test_the_same_number_of_statements_for_3_and_for_60(amber: Tenant) -> None:
+    counts = []
+    for namespace, number in (("few", 3), ("many", 60)):
+        NamespaceMapping.objects.create(tenant=amber, namespace=namespace)
+        for _ in range(number):
+            make_workload(namespace)
+        with CaptureQueriesContext(connection) as queries:
+            assert assign() == number
+        counts.append(len(queries))
+    assert counts[0] == counts[1]

@@ -47,7 +47,7 @@ def grant_rights(cursor: Any, role_name: str, tables: Iterable[str], *, allow_tr
     cursor.execute(sql.SQL("GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {}").format(role))
     for table in tables:
         cursor.execute(sql.SQL("REVOKE TRUNCATE ON {} FROM {}").format(sql.Identifier(table), role))
-        if table in APPEND_ONLY or (table.endswith(EVENT_SUFFIX) and table != "fleet_xidevent"):
+        if table in APPEND_ONLY or (table.endswith(EVENT_SUFFIX) and table not in ("fleet_xidevent", "fleet_localevent")):
             cursor.execute(sql.SQL("REVOKE UPDATE, DELETE ON {} FROM {}").format(sql.Identifier(table), role))
         if allow_truncate:
             cursor.execute(sql.SQL("GRANT TRUNCATE ON {} TO {}").format(sql.Identifier(table), role))

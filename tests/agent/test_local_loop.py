@@ -61,10 +61,10 @@ class Gateway:
         for message in self.script:
             await socket.send(json.dumps(message.to_json()))
         async for data in socket:
-            message = parse_agent_message(data)
-            self.heard.append(message)
-            if isinstance(message, LocalEvent) and self.acknowledges:
-                await socket.send(json.dumps(EventAck((message.id,)).to_json()))
+            told = parse_agent_message(data)
+            self.heard.append(told)
+            if isinstance(told, LocalEvent) and self.acknowledges:
+                await socket.send(json.dumps(EventAck((told.id,)).to_json()))
 
     def updates(self) -> list[SwitchUpdate]:
         return [message for message in self.heard if isinstance(message, SwitchUpdate)]

@@ -13,7 +13,7 @@ from console.models import User
 from console.tokens import issue_token
 
 
-def call(user: User | None, method: str, path: str, body: Any = None, *, scopes: Any = None, fresh: bool = False, **headers: str) -> Any:
+def call(user: User | None, method: str, path: str, body: Any = None, *, scopes: Any = None, fresh: Any = False, **headers: str) -> Any:
     """With a token of these scopes when they are given, else with the session (`fresh`: just signed in). `body` is JSON, or raw when it is text or bytes."""
     client = Client()
     if user and scopes is None:

@@ -245,7 +245,10 @@ def test_items_that_no_longer_come_go_while_their_job_goes_on() -> None:
 def test_data_quality_adds_up_and_missing_series_are_a_state() -> None:
     site = make_site()
     sender, _ = create_sender(name="north", regions=[site.region])
-    tallies = {(sender.pk, site.pk, Refusal.BLANK): Tally(3, T0, T0 + 5, "x"), (sender.pk, None, Refusal.FOREIGN_SITE): Tally(1, T0, T0, "y\x00")}
+    tallies: dict[tuple[int | None, int | None, Refusal], Tally] = {
+        (sender.pk, site.pk, Refusal.BLANK): Tally(3, T0, T0 + 5, "x"),
+        (sender.pk, None, Refusal.FOREIGN_SITE): Tally(1, T0, T0, "y\x00"),
+    }
     add_quality(tallies)
     add_quality({(sender.pk, site.pk, Refusal.BLANK): Tally(4, T0 + 9, T0 + 9), (987654, None, Refusal.BLANK): Tally(1, T0, T0)})
     row = DataQuality.objects.get(site=site)

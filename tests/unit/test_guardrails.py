@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ def target(number: int = 1, **fields: object) -> Target:
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
-def places(*targets: Target, nodes: int = 100, phy_nodes: int = 5) -> dict[str, dict[str, Place]]:
+def places(*targets: Target, nodes: int = 100, phy_nodes: int = 5) -> Any:
     return {
         "sites": {one.site: Place(nodes=2, phy_nodes=phy_nodes) for one in targets},
         "regions": {one.region: Place(nodes=nodes) for one in targets},

@@ -163,8 +163,9 @@ async def run_share(config: SimulatorConfig, share: int, shares: int) -> None:
         loop.add_signal_handler(number, stopping.set)
     with ThreadPoolExecutor(max_workers=POOL_THREADS, thread_name_prefix="hardware") as pool:
         agents = {node.host_name: agent for node in nodes if (agent := SimulatedAgent(config, node, pool)).can_enrol}
-        tasks = [asyncio.create_task(agent.run()) for agent in agents.values()]
-        tasks.append(asyncio.create_task(_watch_reachability(config, agents)))
+        told = asyncio.Event()
+        tasks = [asyncio.create_task(_run_when(told, agent)) for agent in agents.values()]
+        tasks.append(asyncio.create_task(_watch_reachability(config, agents, told)))
         log.info("%d agents in process %d of %d", len(agents), share + 1, shares)
         await stopping.wait()
         for task in tasks:
@@ -172,7 +173,13 @@ async def run_share(config: SimulatorConfig, share: int, shares: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch_reachability(config: SimulatorConfig, agents: dict[str, SimulatedAgent]) -> None:
+async def _run_when(told: asyncio.Event, agent: SimulatedAgent) -> None:
+    """No agent dials before the hardware has said whose link is cut: a process that starts anew must not mend links."""
+    await told.wait()
+    await agent.run()
+
+
+async def _watch_reachability(config: SimulatorConfig, agents: dict[str, SimulatedAgent], told: asyncio.Event) -> None:
     """Follows what the hardware process says about links and nodes. While it cannot be asked, what it said last holds."""
     version = -1
     timeout = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + 10)
@@ -190,6 +197,7 @@ async def _watch_reachability(config: SimulatorConfig, agents: dict[str, Simulat
             for host, agent in agents.items():
                 agent.set_cut(host in cut)
                 agent.set_down(host in down)
+            told.set()
 
 
 async def _reachability(session: aiohttp.ClientSession, control_url: str, version: int) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class LoadAgent:
     # Handler of the link
 
     def have_version(self) -> int:
-        return 0
+        return 1
 
     def opened(self, welcome: Welcome) -> None:
         self.node_id = welcome.node_id
@@ -125,7 +125,7 @@ class LoadAgent:
         return found
 
     def heartbeat(self, clock_offset_seconds: float) -> Heartbeat:
-        return Heartbeat(at=time.time(), boot_id="boot", clock_offset_seconds=clock_offset_seconds, applied_version=0)
+        return Heartbeat(at=time.time(), boot_id="boot", clock_offset_seconds=clock_offset_seconds, applied_version=1)
 
     # Work
 

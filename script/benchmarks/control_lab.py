@@ -115,7 +115,7 @@ class ControlLab:
 
     def _gateway(self, number: int, port: int) -> Program:
         command = [sys.executable, "-m", "uvicorn", "fleet.gateway:application", "--host=127.0.0.1", f"--port={port}", "--ws=websockets-sansio"]
-        command += ["--ws-per-message-deflate=false", "--ws-max-size=1048576", "--no-access-log", "--log-level=warning"]
+        command += ["--ws-per-message-deflate=false", "--ws-max-size=1048576", "--ws-ping-interval=0", "--no-access-log", "--log-level=warning"]
         return Program(f"gateway-{number}", self.folder, command, self.environment, ready=listens(port))
 
     def dial(self, console_key: str, *, per_second: float) -> None:

@@ -42,6 +42,10 @@ class Supervisor:
     def __getitem__(self, name: str) -> Server:
         return self._watched[name].server
 
+    def names(self) -> tuple[str, ...]:
+        """In the order in which they were started."""
+        return tuple(self._watched)
+
     def start_together(self, servers: Sequence[Server]) -> None:
         """Start these at the same time and wait for all. From the main thread, like `tick`: the processes end with the thread that started them."""
         for server in servers:

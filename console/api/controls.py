@@ -3,13 +3,14 @@
 from typing import Any
 
 import django_filters
-from django.db.models import QuerySet
+from django.db.models import CharField, Q, QuerySet
+from django.db.models.functions import Cast
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
-from rest_framework.exceptions import ValidationError
+from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.generics import get_object_or_404
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -17,12 +18,13 @@ from rest_framework.response import Response
 from console.access import Right
 from console.api.base import ApiView, ApiViewSet
 from console.api.problems import Conflict, SourceUnavailable, Unprocessable, request_id
+from console.api.scopes import token_may
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
 from console.filters import AnyOfFilter
 from fleet.control import controls
 from fleet.control.observed import controls_of
 from fleet.control.signing import SigningUnavailable
-from fleet.models import Gpu, ObjectKind, ObservedControl, Policy
+from fleet.models import Gpu, Node, ObjectKind, ObservedControl, Policy
 
 IDEMPOTENCY_KEY = OpenApiParameter(
     "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER, required=True, description="1 to 80 characters; the same key with the same body acts once."
@@ -42,6 +44,29 @@ class ClockRangeSerializer(StrictSerializer):
     max_mhz = serializers.IntegerField()
     ends_at = serializers.DateTimeField()
     reason = serializers.CharField(max_length=300)
+
+
+class NewControlSerializer(StrictSerializer):
+    control = serializers.CharField(max_length=40)
+    parameters = serializers.JSONField()
+    reason = serializers.CharField(max_length=300)
+    ends_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
+
+
+def set_control(request: Request, target: Gpu | Node) -> Response:
+    """Hold a control on a GPU or node. 201 when set, 200 when this key had set it before. A token needs write:controls, wherever this stands."""
+    if not token_may(request.auth, "write", "controls"):
+        raise PermissionDenied("The token lacks the scope write:controls.")
+    key = idempotency_key(request)
+    body = NewControlSerializer(data=request.data)
+    body.is_valid(raise_exception=True)
+    done = submitted(
+        lambda: controls.submit_control(
+            target=target, user=user_of(request), idempotency_key=key, now=timezone.now(), request_id=request_id(), **body.validated_data
+        )
+    )
+    policy = Policy.objects.select_related("created_by", "withdrawn_by").get(pk=done.policy.pk)
+    return Response(PolicySerializer(policy).data, status=201 if done.created else 200)
 
 
 class ObservedSerializer(ReadOnlySerializer):
@@ -106,16 +131,18 @@ class ControlViewSet(ApiViewSet):
     default_ordering = "-created_at"
 
     def get_queryset(self) -> QuerySet[Policy]:
-        gpus = self.access.gpus().values("uuid")
-        return Policy.objects.filter(scope_kind=ObjectKind.GPU, scope_key__in=gpus).select_related("created_by", "withdrawn_by")
+        nodes = self.access.nodes().annotate(key=Cast("pk", CharField())).values("key")
+        mine = Q(scope_kind=ObjectKind.GPU, scope_key__in=self.access.gpus().values("uuid")) | Q(scope_kind=ObjectKind.NODE, scope_key__in=nodes)
+        return Policy.objects.filter(mine).select_related("created_by", "withdrawn_by")
 
     @extend_schema(request=ReasonSerializer, responses=PolicySerializer)
     @action(detail=True, methods=["post"], filter_backends=[], pagination_class=None)
     def withdraw(self, request: Request, **kwargs: Any) -> Response:
         """End a control before its time; one that has ended already stays as it is."""
         policy = self.get_object()
-        gpu = get_object_or_404(self.access.gpus().select_related("node__site"), uuid=policy.scope_key)
-        self.require(Right.OPERATE, gpu.node.site.region_id)
+        nodes = self.access.nodes().select_related("site")
+        node = get_object_or_404(nodes.filter(gpus__uuid=policy.scope_key) if policy.scope_kind == ObjectKind.GPU else nodes.filter(pk=int(policy.scope_key)))
+        self.require(Right.OPERATE, node.site.region_id)
         body = ReasonSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         done = submitted(lambda: controls.withdraw(policy=policy, user=user_of(request), now=timezone.now(), request_id=request_id(), **body.validated_data))

@@ -10,9 +10,10 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from console.access import Right
 from console.api.base import ApiViewSet
 from console.api.charts import CHART_PATH, chart_answer, chart_schema
-from console.api.controls import ControlViewSerializer
+from console.api.controls import IDEMPOTENCY_KEY, ControlViewSerializer, NewControlSerializer, PolicySerializer, set_control
 from console.api.health import GpuHealthSerializer, HealthField
 from console.api.history import HistoryMixin
 from console.api.strict import ReadOnlySerializer
@@ -139,6 +140,14 @@ class GpuViewSet(HistoryMixin, ApiViewSet):
         """Every control that is in force on the GPU, or that its node has reported of: desired against observed, with drift."""
         gpu = self.get_object()
         return Response(ControlViewSerializer(controls_of([gpu], now=timezone.now()).get(gpu.uuid, []), many=True).data)
+
+    @extend_schema(request=NewControlSerializer, responses={201: PolicySerializer, 200: PolicySerializer}, parameters=[IDEMPOTENCY_KEY])
+    @controls.mapping.post
+    def set_control(self, request: Request, **kwargs: Any) -> Response:
+        """Hold a clock range, a power cap or a MIG layout on the GPU, until `ends_at` or until it is withdrawn."""
+        gpu = self.get_object()
+        self.require(Right.OPERATE, gpu.node.site.region_id)
+        return set_control(request, gpu)
 
     @chart_schema
     @action(detail=True, methods=["get"], url_path=CHART_PATH, filter_backends=[], pagination_class=None)

@@ -6,17 +6,23 @@ from typing import Any
 
 from django.db.models import Prefetch, QuerySet
 from django.utils import timezone
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
 
 from agent.protocol import fingerprint_of
 from console.access import Right
 from console.api.base import WritableViewSet
+from console.api.controls import IDEMPOTENCY_KEY, ControlViewSerializer, NewControlSerializer, PolicySerializer, set_control
 from console.api.health import HealthField, NodeHealthSerializer
 from console.api.history import HistoryMixin
 from console.api.places import ScopedSlugField
 from console.api.strict import ReadOnlySerializer, StrictModelSerializer
 from console.filters import NodeFilter
 from console.list_kinds import NODES, node_rows, ranked
+from fleet.control.observed import controls_of_node
 from fleet.models import AgentConnection, AgentIdentity, DesiredDocument, EnrolmentToken, KeyChangeRequest, Node, ObjectKind, ServiceReading
 
 
@@ -131,6 +137,20 @@ class NodeViewSet(HistoryMixin, WritableViewSet):
         if "services" in expand:
             queryset = queryset.prefetch_related("service_readings")
         return queryset.prefetch_related(*EnrolmentField.prefetches(timezone.now())) if "enrolment" in expand else queryset
+
+    @extend_schema(responses=ControlViewSerializer(many=True))
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def controls(self, request: Request, **kwargs: Any) -> Response:
+        """The node's own controls (cordon), in force or reported: desired against observed, with drift."""
+        return Response(ControlViewSerializer(controls_of_node(self.get_object(), now=timezone.now()), many=True).data)
+
+    @extend_schema(request=NewControlSerializer, responses={201: PolicySerializer, 200: PolicySerializer}, parameters=[IDEMPOTENCY_KEY])
+    @controls.mapping.post
+    def set_control(self, request: Request, **kwargs: Any) -> Response:
+        """Cordon the node in the console's name, until `ends_at` or until it is withdrawn."""
+        node = self.get_object()
+        self.require(Right.OPERATE, node.site.region_id)
+        return set_control(request, node)
 
     def allow_write(self, instance: Any, values: Mapping[str, Any]) -> None:
         if instance is not None:

@@ -15,7 +15,8 @@ from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from console import formats
-from fleet.models import HealthState
+from console.control_words import asked_for
+from fleet.models import HealthState, Policy
 
 register = template.Library()
 
@@ -156,6 +157,18 @@ def words(field: str) -> str:
 @register.simple_tag
 def keyed(keys: dict[str, str], name: str) -> str:
     return keys[name]
+
+
+@register.filter
+def control_title(control: str) -> str:
+    titles = {"clock_range": _("Clock range"), "power_cap": _("Power cap"), "mig_layout": _("MIG layout"), "cordon": _("Cordon")}
+    return titles.get(control, control.replace("_", " ").capitalize())
+
+
+@register.simple_tag
+def desired_words(policy: Policy, sku: str) -> str:
+    """What a control asks for, in words."""
+    return asked_for(policy, sku=sku)
 
 
 @register.simple_tag

@@ -17,6 +17,7 @@ from console.history import history_context
 from console.list_kinds import NODES, node_rows
 from console.lists import read_list
 from console.maintenance import MaintenanceForm
+from fleet.control.observed import controls_of_node
 from fleet.health.maintenance import windows_covering
 from fleet.models import AgentIdentity, DesiredDocument, EnrolmentToken, Gpu, HealthTransition, KeyChangeRequest, Node, ObjectKind, ServiceReading
 
@@ -51,6 +52,7 @@ def node_page(request: HttpRequest, access: Access, pk: int) -> HttpResponse:
         "key_change": KeyChangeRequest.objects.filter(node=node, decided_at__isnull=True).first(),
         "document": DesiredDocument.objects.filter(node=node).order_by("-version").only("version", "created_at").first(),
         "services": list(ServiceReading.objects.filter(node=node).order_by("job", "item")),
+        "controls": controls_of_node(node, now=now),
         "windows": windows_covering(site=site, node=node, now=now),
         "maintenance_form": MaintenanceForm(),
         "scope_kind": ObjectKind.NODE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -10,9 +10,10 @@ from django.contrib.auth.models import AbstractUser
 from django.db import IntegrityError, transaction
 
 from fleet.control import audit, desired_state
-from fleet.control.limits import CLOCK_RANGE, limits_of
+from fleet.control.limits import BESIDE_PHY, CLOCK_RANGE, CONTROLS, MIG_LAYOUT, NODE_WIDE, POWER_CAP, GpuLimits, check_parameters, limits_of
 from fleet.inventory import protection
-from fleet.models import Gpu, Node, ObjectKind, Policy
+from fleet.inventory.mig import Placement, Purpose, Span
+from fleet.models import Gpu, Node, ObjectKind, ObservedControl, Policy, Site
 from fleet.stream import publish_notices
 
 LONGEST = timedelta(days=30)
@@ -103,34 +104,131 @@ def submit_clock_range(
         errors["idempotency_key"] = "Must be 1 to 80 printable characters."
     if errors:
         raise ControlRefused(errors)
-    policy = Policy(
-        control=CLOCK_RANGE,
-        scope_kind=ObjectKind.GPU,
-        scope_key=gpu.uuid,
-        parameters={"min_mhz": low, "max_mhz": high},
-        reason=why,
+    policy = _policy(CLOCK_RANGE, ObjectKind.GPU, gpu.uuid, {"min_mhz": low, "max_mhz": high}, why, end, user=user, idempotency_key=idempotency_key, now=now)
+    return _store(policy, node_id=gpu.node_id, gpu=gpu, refusal=refusal_for, user=user, now=now, request_id=request_id)
+
+
+def submit_control(
+    *,
+    control: str,
+    target: Gpu | Node,
+    parameters: object,
+    ends_at: object,
+    reason: object,
+    user: AbstractUser,
+    idempotency_key: str | None,
+    now: datetime,
+    request_id: str = "",
+) -> Submitted:
+    """Hold any control of `fleet.control.limits` on one GPU, or on one node where it is the node's. `ends_at` None: until it is withdrawn.
+
+    All errors at once, by field. Raises ControlRefused, KeyReused, and `signing.SigningUnavailable`.
+    """
+    errors: dict[str, str] = {}
+    of_node = isinstance(target, Node)
+    if control not in CONTROLS or (control in NODE_WIDE) != of_node:
+        fit = sorted(NODE_WIDE) if of_node else [name for name in CONTROLS if name not in NODE_WIDE]
+        raise ControlRefused({"control": f"None of {', '.join(fit)}."})
+    if isinstance(target, Node):
+        errors |= check_parameters(control, parameters, limits_of(""))
+    else:
+        spans = [Span(one.start, one.size) for one in target.protected_placements.all()]
+        errors |= check_parameters(
+            control,
+            parameters,
+            limits_of_gpu(target),
+            layout=layout_of(target) if control == MIG_LAYOUT else (),
+            protected=spans if control == MIG_LAYOUT else (),
+        )
+    end = None if ends_at is None else _end(ends_at, now, errors)
+    why = _reason(reason, errors)
+    if idempotency_key is not None and not (0 < len(idempotency_key) <= 80 and idempotency_key.isprintable()):
+        errors["idempotency_key"] = "Must be 1 to 80 printable characters."
+    if errors:
+        raise ControlRefused(errors)
+    assert isinstance(parameters, dict)
+    kind, key = (ObjectKind.NODE, str(target.pk)) if isinstance(target, Node) else (ObjectKind.GPU, target.uuid)
+    policy = _policy(control, kind, key, parameters, why, end, user=user, idempotency_key=idempotency_key, now=now)
+    if isinstance(target, Node):
+        return _store(policy, node_id=target.pk, gpu=None, refusal=None, user=user, now=now, request_id=request_id)
+    return _store(
+        policy,
+        node_id=target.node_id,
+        gpu=target,
+        refusal=refusal_beside_phy if control in BESIDE_PHY else refusal_for,
+        user=user,
+        now=now,
+        request_id=request_id,
+    )
+
+
+def limits_of_gpu(gpu: Gpu) -> GpuLimits:
+    """The bounds of this very board: what its agent read goes before the catalogue."""
+    row = ObservedControl.objects.filter(gpu_uuid=gpu.uuid, node_id=gpu.node_id, control=POWER_CAP).only("observed").first()
+    return limits_of(gpu.sku, row.observed if row else None)
+
+
+def refusal_beside_phy(gpu: Gpu) -> str:
+    """Why a control that leaves the radio's placements as they are may not be set; "" when it may."""
+    if gpu.presence in (Gpu.Presence.MISSING, Gpu.Presence.RETIRED):
+        return f"target not present: {gpu.uuid} is {gpu.get_presence_display().lower()}."
+    return ""
+
+
+def layout_of(gpu: Gpu) -> list[Placement]:
+    """What stands on the GPU now, as the inventory has it."""
+    slices = gpu.slices.filter(ended_at__isnull=True, start__isnull=False)
+    return [Placement(one.start or 0, one.profile, Purpose(one.purpose)) for one in slices]
+
+
+def _policy(
+    control: str,
+    kind: ObjectKind,
+    key: str,
+    parameters: Mapping[str, object],
+    reason: str,
+    end: datetime | None,
+    *,
+    user: AbstractUser,
+    idempotency_key: str | None,
+    now: datetime,
+) -> Policy:
+    return Policy(
+        control=control,
+        scope_kind=kind,
+        scope_key=key,
+        parameters=dict(parameters),
+        reason=reason,
         starts_at=now,
         ends_at=end,
         created_by_id=user.pk,
         created_at=now,
         idempotency_key=idempotency_key,
     )
-    if idempotency_key is not None and (before := _stored(policy)) is not None:
+
+
+def _store(
+    policy: Policy, *, node_id: int, gpu: Gpu | None, refusal: Callable[[Gpu], str] | None, user: AbstractUser, now: datetime, request_id: str
+) -> Submitted:
+    """The policy, its audit entry and the node's new document in one transaction; what the same key stored before is answered as it is."""
+    if policy.idempotency_key is not None and (before := _stored(policy)) is not None:
         return before
     try:
         with transaction.atomic():
             # Locked, node first as everybody does: the GPU cannot come to carry PHY, or move, between this check and the document.
-            Node.objects.select_for_update(no_key=True).get(pk=gpu.node_id)
-            held = Gpu.objects.select_for_update(of=("self",)).select_related("node__site").prefetch_related("protected_placements").get(pk=gpu.pk)
-            if refusal := refusal_for(held):
-                raise ControlRefused({"": refusal})
+            node = Node.objects.select_for_update(no_key=True, of=("self",)).select_related("site").get(pk=node_id)
+            if gpu is not None and refusal is not None:
+                held = Gpu.objects.select_for_update(of=("self",)).select_related("node__site").prefetch_related("protected_placements").get(pk=gpu.pk)
+                if why := refusal(held):
+                    raise ControlRefused({"": why})
+                node_id = held.node_id
             policy.save(force_insert=True)
-            _audit(policy, actor=user.get_username(), action="control.set", reason=why, now=now, request_id=request_id)
-            desired_state.issue_documents([held.node_id], now=now)
-            transaction.on_commit(lambda: publish_notices([_notice(held, "pending")]))
+            _audit(policy, actor=user.get_username(), action="control.set", reason=policy.reason, now=now, request_id=request_id)
+            desired_state.issue_documents([node_id], now=now)
+            transaction.on_commit(lambda: publish_notices([_notice(policy, node.site, "pending")]))
     except IntegrityError as error:
         # Another request with this key was stored between our look and our insert.
-        if idempotency_key is not None and (before := _stored(policy)) is not None:
+        if policy.idempotency_key is not None and (before := _stored(policy)) is not None:
             return before
         raise ControlRefused({"": "The control could not be stored."}) from error
     return Submitted(policy=policy, created=True)
@@ -146,10 +244,10 @@ def withdraw(*, policy: Policy, user: AbstractUser, reason: object, now: datetim
         changed = Policy.objects.in_force(now).filter(pk=policy.pk).update(withdrawn_at=now, withdrawn_by=user)
         if changed:
             _audit(policy, actor=user.get_username(), action="control.withdrawn", reason=why, now=now, request_id=request_id)
-            gpu = Gpu.objects.select_related("node__site").filter(uuid=policy.scope_key).first() if policy.scope_kind == ObjectKind.GPU else None
-            if gpu is not None:
-                desired_state.issue_documents([gpu.node_id], now=now)
-                transaction.on_commit(lambda: publish_notices([_notice(gpu, "pending")]))
+            node = _node_of(policy)
+            if node is not None:
+                desired_state.issue_documents([node.pk], now=now)
+                transaction.on_commit(lambda: publish_notices([_notice(policy, node.site, "pending")]))
     policy.refresh_from_db()
     return policy
 
@@ -212,15 +310,22 @@ def _audit(policy: Policy, *, actor: str, action: str, reason: str, now: datetim
     )
 
 
-def _notice(gpu: Gpu, state: str, detail: str = "") -> dict[str, object]:
-    site = gpu.node.site
+def _node_of(policy: Policy) -> Node | None:
+    """The node that a policy on a node or a GPU is for; None for wider ones."""
+    nodes = Node.objects.select_related("site")
+    if policy.scope_kind == ObjectKind.GPU:
+        return nodes.filter(gpus__uuid=policy.scope_key).first()
+    return nodes.filter(pk=int(policy.scope_key)).first() if policy.scope_kind == ObjectKind.NODE else None
+
+
+def _notice(policy: Policy, site: Site, state: str) -> dict[str, object]:
     return {
         "type": "control",
         "site": site.code,
         "region_id": site.region_id,
-        "kind": "gpu",
-        "key": gpu.uuid,
-        "control": CLOCK_RANGE,
+        "kind": policy.scope_kind,
+        "key": policy.scope_key,
+        "control": policy.control,
         "state": state,
-        "detail": detail,
+        "detail": "",
     }

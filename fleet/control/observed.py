@@ -11,6 +11,7 @@ from django.db.models import Max
 from psycopg.types.json import Jsonb
 
 from agent.protocol import Observation, ObservedState
+from fleet.control.limits import NODE_WIDE
 from fleet.models import AgentConnection, DesiredDocument, Gpu, Node, ObjectKind, ObservedControl, Policy
 from fleet.stream import publish_notices
 
@@ -140,6 +141,27 @@ def controls_of(gpus: Iterable[Gpu], *, now: datetime) -> dict[str, list[Control
             view = ControlView(control, gpu.uuid, held, state, seen, bool(contact and contact.connected), contact.refusal if contact else "")
             views[gpu.uuid].append(view)
     return dict(views)
+
+
+def controls_of_node(node: Node, *, now: datetime) -> list[ControlView]:
+    """The node's own controls (cordon): those in force on the node itself, and those whose end is newest. Four queries."""
+    contact = AgentConnection.objects.filter(node=node).only("connected", "refusal").first()
+    newest = DesiredDocument.objects.filter(node=node).aggregate(newest=Max("version"))["newest"] or 0
+    in_force = Policy.objects.in_force(now).filter(scope_kind=ObjectKind.NODE, scope_key=str(node.pk), control__in=NODE_WIDE)
+    policies = {policy.control: policy for policy in in_force.select_related("created_by").order_by("created_at", "pk")}
+    observed = {row.control: row for row in ObservedControl.objects.filter(node=node, gpu_uuid="")}
+    return [
+        ControlView(
+            control,
+            "",
+            policies.get(control),
+            _state(policies.get(control), observed.get(control), newest),
+            observed.get(control),
+            bool(contact and contact.connected),
+            contact.refusal if contact else "",
+        )
+        for control in sorted({*policies, *observed})
+    ]
 
 
 def _state(policy: Policy | None, seen: ObservedControl | None, newest_version: int) -> str:

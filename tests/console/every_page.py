@@ -75,6 +75,7 @@ def fill(administrator: User, *, now: datetime) -> list[str]:
     return [
         "/", "/map", "/wall/all", "/sites?page_size=10", "/sites?state=down&q=a", "/sites?state=nonsense", "/nodes?page_size=10", "/gpus?page_size=10", "/regions",
         f"/sites/{site.code}", f"/nodes/{node.pk}", f"/gpus/{phy.uuid}", f"/gpus/{split.uuid}", f"/gpus/{whole.uuid}", f"/regions/{site.region.slug}",
+        f"/gpus/{split.uuid}/hold/mig_layout", f"/gpus/{whole.uuid}/hold/power_cap", f"/nodes/{node.pk}/hold/cordon",
         "/commands", "/commands/new", f"/commands/new?kind=drain&nodes={node.pk}", f"/commands/{running}", f"/commands/{waiting}", "/approvals", "/switches", f"/switches/{switch.pk}",
         "/search?q=maryvale", "/audit", f"/audit/{act.pk}", "/jobs", f"/jobs/{reviewed.pk}", "/imports/new", f"/imports/{reviewed.pk}", f"/imports/{reviewed.pk}?outcome=error",
         f"/imports/{unmapped.pk}/columns", "/settings/agents", "/settings/senders", "/settings/users", f"/settings/users/{administrator.pk}",

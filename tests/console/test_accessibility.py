@@ -32,7 +32,7 @@ NO_PAGES = {
     "settings_agents_decide", "node_agent_revoke", "settings_sender_rotate", "settings_sender_end_rotation", "settings_sender_revoke", "settings_tenant_member",
     "settings_tenant_member_remove", "settings_tenant_namespace", "settings_tenant_namespace_remove", "settings_tenant_suspend", "settings_token_rotate",
     "settings_token_revoke", "settings_user_grant", "settings_user_take_role", "settings_user_active", "settings_user_password", "settings_user_sessions",
-    "gpu_chart", "site_chart", "audit_export", "audit_verify", "command_approve", "command_deny", "command_pause", "command_resume", "command_abort",
+    "gpu_chart", "site_chart", "audit_export", "audit_verify", "node_control_withdraw", "command_approve", "command_deny", "command_pause", "command_resume", "command_abort",
     "switch_release",
 }  # fmt: skip
 

@@ -260,8 +260,8 @@ def test_after_the_end_it_says_so_and_the_form_can_still_be_sent_after_a_new_sig
         assert page.is_hidden("#session-end")
         assert page.input_value("[name=first_name]") == "Olga", "what was typed is still there"
         client.force_login(operator)  # as the other tab does, with a new CSRF token
-        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         token = page.input_value("#session-end [name=csrfmiddlewaretoken]")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         wait_until(page, f"document.querySelector('[name=csrfmiddlewaretoken]').value !== '{token}'")
         page.keyboard.press("Tab")
         page.click("main form button[type=submit] >> nth=0")

@@ -22,7 +22,8 @@ from fleet.models import AuditSeal, AuditStream
 from tests.builders import T0
 from tests.fleet.audit_support import act, acts, tamper
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# What may be sealed depends on every transaction of the database server: other workers must be still.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
 # The header of RFC 5424 §6: priority, version, timestamp, host, application, process, kind of message, no structured data, and the message.
 MESSAGE = re.compile(r"<(\d{1,3})>1 (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z) ([!-~]{1,255}) masthead - ([!-~]{1,32}) - (.+)", re.DOTALL)

@@ -14,7 +14,8 @@ from fleet.models import AuditEntry, AuditSeal
 from tests.builders import T0
 from tests.fleet.audit_support import act, acts, as_owner, tamper
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# What may be sealed depends on every transaction of the database server: other workers must be still.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
 
 def sealed() -> list[int]:

@@ -11,7 +11,8 @@ from fleet.models import AuditEntry, AuditSeal
 from tests.builders import T0
 from tests.fleet.audit_support import act, acts, tamper
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# What may be sealed depends on every transaction of the database server: other workers must be still.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 INSERT = (
     "INSERT INTO fleet_auditentry (id, at, actor, through, action, kind, object_key, reason, outcome, detail, request_id, transaction) "
     "VALUES (%s, now(), 'eve', '', 'site.note', '', '', '', 'done', '{}', '', %s)"

@@ -10,7 +10,7 @@ document.addEventListener("click", (event) => {
   if (event.target.closest("[data-close]")) event.target.closest("dialog")?.close();
   if (event.target.matches("dialog") && event.target.open) event.target.close(); // the backdrop
 });
-for (const opener of document.querySelectorAll("[data-open-dialog][data-opens-on]")) {
+for (const opener of document.querySelectorAll("[data-opens-on]")) {
   const letter = opener.dataset.opensOn;
   onKey(letter, () => {
     const button = document.querySelector(`[data-opens-on="${CSS.escape(letter)}"]`); // the page may have been renewed since

@@ -274,6 +274,7 @@ CELERY_TASK_ANNOTATIONS = {
 }
 CELERY_BEAT_SCHEDULE = {
     "evaluate breakers": {"task": "fleet.evaluate_breakers", "schedule": 10.0, "options": {"expires": 10}},
+    "note long silence": {"task": "fleet.note_long_silence", "schedule": 60.0, "options": {"expires": 60}},
     "advance commands": {"task": "fleet.advance_commands", "schedule": 1.0, "options": {"expires": 5}},
     "recover jobs": {"task": "fleet.recover_jobs", "schedule": 30.0},
     "tenants of new workloads": {"task": "console.assign_new_workloads", "schedule": 10.0, "options": {"expires": 10}},

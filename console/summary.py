@@ -45,6 +45,7 @@ CAUSE_WORDS: dict[str, str | Promise] = {
     "hw_slowdown": _("Hardware slowdown"),
     "hw_thermal_slowdown": _("Thermal throttling"),
     "inventory_report_lost": _("Agent's inventory report lost"),
+    "manual_intervention": _("Out of contact for days"),
     "mig_drift": _("MIG layout differs from the wanted one"),
     "mig_impossible": _("MIG layout that cannot be on its board"),
     "node_down": _("Node down"),

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from fleet import jobs
-from fleet.control import audit_seal, audit_stream, audit_verify, breakers, desired_state, dispatch
+from fleet.control import audit_seal, audit_stream, audit_verify, breakers, desired_state, dispatch, long_silence
 from fleet.job_kinds import runner_of
 from fleet.telemetry import pull
 
@@ -57,3 +57,8 @@ def verify_audit() -> None:
 @shared_task(name="fleet.stream_audit", ignore_result=True)
 def stream_audit() -> None:
     audit_stream.send_new(address=settings.AUDIT_SYSLOG, now=timezone.now())
+
+
+@shared_task(name="fleet.note_long_silence", ignore_result=True)
+def note_long_silence() -> None:
+    long_silence.note_long_silence(now=timezone.now())

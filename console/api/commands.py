@@ -19,6 +19,7 @@ from console.api.base import ApiView, ApiViewSet
 from console.api.controls import IDEMPOTENCY_KEY, idempotency_key, user_of
 from console.api.problems import Conflict, SourceUnavailable, Unprocessable, request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
+from console.command_context import context_of
 from console.command_targets import MissingRightOnTargets, Selection, resolve, visible_commands
 from console.filters import AnyOfFilter, choice_boxes
 from console.fresh_sign_in import StaleSignIn, require_fresh
@@ -163,6 +164,7 @@ class CommandViewSet(ApiViewSet):
                 parameters=body.validated_data["parameters"],
                 wanted=chosen.wanted,
                 break_glass=body.validated_data["break_glass"],
+                context=context_of(chosen.wanted),
                 now=timezone.now(),
             )
         )
@@ -188,6 +190,7 @@ class CommandViewSet(ApiViewSet):
             lambda: commands.submit(
                 wanted=chosen.wanted,
                 selection=chosen.stored,
+                context=context_of(chosen.wanted),
                 user=user_of(request),
                 now=timezone.now(),
                 idempotency_key=key,

@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from console.access import Access, Right
+from console.command_context import context_of
 from console.command_forms import ReasonForm, SubmitForm, parameter_form, parameters_of, selection_fields, selection_of
 from console.command_targets import MissingRightOnTargets, Selection, counted, resolve, visible_commands
 from console.errors import problem_id
@@ -105,7 +106,14 @@ def new_command(request: HttpRequest, access: Access) -> HttpResponse:
         if form.is_bound and form.is_valid():
             _show(
                 context,
-                commands.preview(kind=kind.name, parameters=parameters_of(form, kind), wanted=chosen.wanted, now=timezone.now(), break_glass=break_glass),
+                commands.preview(
+                    kind=kind.name,
+                    parameters=parameters_of(form, kind),
+                    wanted=chosen.wanted,
+                    now=timezone.now(),
+                    break_glass=break_glass,
+                    context=context_of(chosen.wanted),
+                ),
             )
     except CommandRefused as refused:
         context["errors"] = list(refused.errors.values())
@@ -127,7 +135,7 @@ def _submit(request: HttpRequest, kind: str, chosen: Selection, break_glass: boo
     form = SubmitForm(request.POST)
     now = timezone.now()
     parameters = form.cleaned_data.get("parameters", {}) if form.is_valid() else json.loads(request.POST.get("parameters") or "{}")
-    seen = commands.preview(kind=kind, parameters=parameters, wanted=chosen.wanted, now=now, break_glass=break_glass)
+    seen = commands.preview(kind=kind, parameters=parameters, wanted=chosen.wanted, now=now, break_glass=break_glass, context=context_of(chosen.wanted))
     if not form.is_valid():
         _show(context, seen, form)
         return render(request, "commands/new.html", context, status=400)
@@ -143,6 +151,7 @@ def _submit(request: HttpRequest, kind: str, chosen: Selection, break_glass: boo
             confirm=form.cleaned_data["confirm"],
             idempotency_key=form.cleaned_data["idempotency_key"],
             break_glass=break_glass,
+            context=context_of(chosen.wanted),
             user=request.user,  # type: ignore[arg-type]
             now=now,
             request_id=problem_id(request),

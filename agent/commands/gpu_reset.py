@@ -29,7 +29,7 @@ class GpuReset:
         gpu_uuid = context.body.gpu_uuid
         if not gpu_uuid:
             return Refusal(CommandCode.BAD_PARAMETERS, "gpu_uuid: a reset is of one GPU.")
-        if context.phy.on_gpu(gpu_uuid):
+        if context.phy.on_gpu(gpu_uuid) and not (context.phy.known and context.body.reaches_phy):
             return Refusal(CommandCode.PHY, "The GPU carries PHY." if context.phy.known else "No desired-state document was accepted yet.")
         if self._condition(context) is None:
             return Refusal(CommandCode.NOT_PRESENT, "Target not present: this node has no such GPU.")

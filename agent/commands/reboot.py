@@ -20,7 +20,7 @@ class Reboot:
         return ""
 
     def refusal(self, context: Context) -> Refusal | None:
-        if context.phy.on_node():
+        if context.phy.on_node() and not (context.phy.known and context.body.reaches_phy):
             return Refusal(CommandCode.PHY, "The node carries PHY." if context.phy.known else "No desired-state document was accepted yet.")
         return None
 

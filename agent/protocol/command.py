@@ -115,7 +115,7 @@ class CommandBody:
     """The order to one target. `id` is the command's UUID, `target` the id of this target in the console, `node` the node's id there.
 
     `gpu_uuid` "" is the whole node. Times are Unix seconds of the console's clock; nothing begins after `not_after`.
-    `sequence` rises with every command to the node.
+    `sequence` rises with every command to the node. `reaches_phy`: two others said so for this very act (break-glass); nothing else reaches PHY.
     """
 
     id: str
@@ -128,6 +128,7 @@ class CommandBody:
     not_after: float
     sequence: int
     preconditions: Preconditions = field(default_factory=Preconditions)
+    reaches_phy: bool = False
 
     @classmethod
     def from_bytes(cls, body: bytes) -> CommandBody:
@@ -145,6 +146,7 @@ class CommandBody:
             not_after=reader.number("not_after", low=0, high=1e11),
             sequence=reader.integer("sequence", low=1),
             preconditions=Preconditions.parse(reader.child("preconditions")),
+            reaches_phy=reader.boolean("reaches_phy"),
         )
         reader.done()
         return found

@@ -20,7 +20,7 @@ from fleet.control.action_facts import Wanted, read_facts
 from fleet.control.command_kinds import KINDS, CommandKind
 from fleet.control.desired_state import wake
 from fleet.control.guardrail_settings import limits_of_settings
-from fleet.control.guardrails import Limits, Rule, Target, admit, judge, pauses
+from fleet.control.guardrails import Limits, Reach, Rule, Target, admit, judge, pauses
 from fleet.models import AgentConnection, AuditKind, Command, CommandTarget, Gpu, MigSlice
 from fleet.stream import publish_notices
 
@@ -33,6 +33,7 @@ LATE = timedelta(seconds=30)
 # After an accepted command's own deadline: then it is over for us, whatever became of it.
 OVERDUE = timedelta(minutes=10)
 RELEASED_AT_ONCE = 5000
+FEW_NODES = 1000
 SYSTEM = "console"
 
 
@@ -188,6 +189,7 @@ def _sign(command: Command, kind: CommandKind, rows: Sequence[CommandTarget], ta
                 not_after=command.not_after.timestamp(),
                 sequence=order,
                 preconditions=preconditions,
+                reaches_phy=command.break_glass and kind.act.reach is Reach.DEVICE,
             ),
             key,
         )
@@ -239,7 +241,12 @@ def sign_cancels(command: Command, *, now: datetime) -> int:
 def due_for(node_ids: Iterable[int]) -> list[CommandTarget]:
     """What a gateway has to send to these nodes: released targets that were not accepted yet, and cancels of what is in flight. In order."""
     waits = Q(state__in=(State.PENDING, State.SENT), body__isnull=False) | Q(cancel_body__isnull=False, finished_at__isnull=True)
-    return list(CommandTarget.objects.filter(waits, node_id__in=list(node_ids)).order_by(F("order").asc(nulls_last=True)))
+    rows = CommandTarget.objects.filter(waits).order_by(F("order").asc(nulls_last=True))
+    wanted = set(node_ids)
+    if len(wanted) <= FEW_NODES:
+        return list(rows.filter(node_id__in=wanted))
+    # Of a whole gateway's nodes few have something due: naming them all would cost more than reading what is due.
+    return [row for row in rows if row.node_id in wanted]
 
 
 def mark_sent(target_ids: Iterable[int], *, now: datetime) -> None:

@@ -46,6 +46,7 @@ def order(
     mig_layout: str = "",
     node: int = NODE,
     key: Ed25519PrivateKey = CONSOLE,
+    reaches_phy: bool = False,
 ) -> SignedCommand:
     """`sequence` 0 is the target's number."""
     body = CommandBody(
@@ -59,6 +60,7 @@ def order(
         not_after=not_after,
         sequence=sequence or target,
         preconditions=Preconditions(boot_id, mig_layout),
+        reaches_phy=reaches_phy,
     )
     return sign_command(body, key)
 

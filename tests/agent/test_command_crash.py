@@ -269,3 +269,12 @@ def test_diagnostics_are_bounded_and_hold_no_secrets(tmp_path: Path) -> None:
     node.give(order(2, "diagnostics"))
     assert "no access" in node.latest[2].output
     node.journal.close()
+
+
+def test_only_an_order_that_was_signed_for_it_reaches_the_radio(tmp_path: Path) -> None:
+    machine = Machine([A, B])
+    node = Node(tmp_path, machine, None, phy=phy(ProtectedSpan(A, 0, 3)))
+    node.give(order(1, "gpu_reset", gpu_uuid=A, reaches_phy=True))
+    assert node.outcome(1) == ("done", "")
+    assert machine.resets == [A]
+    node.journal.close()

@@ -59,7 +59,7 @@ def test_one_node_is_drained_at_once_and_the_body_says_what_was_previewed() -> N
     body = body_of(target)
     assert (body.id, body.target, body.kind, body.node, body.gpu_uuid) == (str(command.pk), target.pk, "drain", node.pk, "")
     assert body.parameters == {"deadline_seconds": 600, "grace_seconds": -1, "allow_local_data": False, "allow_unmanaged": False}
-    assert (body.preconditions.boot_id, body.not_after) == ("boot-1", command.not_after.timestamp())
+    assert (body.preconditions.boot_id, body.not_after, body.reaches_phy) == ("boot-1", command.not_after.timestamp(), False)
     entries = list(AuditEntry.objects.filter(kind="command", object_key=str(command.pk)).order_by("pk").values_list("action", "actor"))
     assert entries[0] == ("command.submitted", "anna")
     assert ("command.released", "console") in entries
@@ -140,6 +140,7 @@ def test_a_gpu_with_phy_is_class_4_and_only_break_glass_with_two_others_reaches_
     with pytest.raises(CommandRefused, match="decided already"):
         commands.decide(command_id=command.pk, approve=True, reason="yes", user=first, now=T0)
     assert commands.decide(command_id=command.pk, approve=True, reason="yes", user=make_user(), now=T0).state == Command.State.RUNNING
+    assert body_of(command.targets.get()).reaches_phy
 
 
 def test_a_gpu_that_is_gone_is_refused_by_its_uuid() -> None:

@@ -205,6 +205,7 @@ def decide(
     if errors:
         raise CommandRefused(errors)
     with transaction.atomic():
+        dispatch.lock()
         command = Command.objects.select_for_update(of=("self",)).select_related("created_by").get(pk=command_id)
         if command.state != Command.State.AWAITING:
             raise CommandRefused({"": f"The command is {command.get_state_display().lower()}: nothing is left to decide."})

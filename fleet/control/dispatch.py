@@ -42,11 +42,11 @@ def advance(*, now: datetime, command_id: UUID | None = None) -> int:
     limits = limits_of_settings()
     released = 0
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+        lock()
         if command_id is None:
             expire_approvals(now=now)
-        running = Command.objects.select_for_update(of=("self",)).filter(state=Command.State.RUNNING).order_by("created_at", "pk")
+        # A kind that an older release does not know waits for a newer one, and holds up nothing else.
+        running = Command.objects.select_for_update(of=("self",)).filter(state=Command.State.RUNNING, kind__in=KINDS).order_by("created_at", "pk")
         if command_id is not None:
             running = running.filter(pk=command_id)
         for command in running:
@@ -56,6 +56,12 @@ def advance(*, now: datetime, command_id: UUID | None = None) -> int:
             for command in Command.objects.filter(Exists(_in_flight_of(OuterRef("pk")))).exclude(state=Command.State.RUNNING):
                 _run_out(command, now)
     return released
+
+
+def lock() -> None:
+    """Wait to be the only dispatcher until this transaction ends. Who goes on to lock a command's row and then to `advance` it calls this first."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
 
 
 def _in_flight_of(key: OuterRef) -> QuerySet[CommandTarget]:

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from fleet.control import commands, dispatch
@@ -190,6 +190,29 @@ def test_two_clicks_at_once_are_one_command() -> None:
         thread.join()
     assert (sum(one.created for one in answers), {one.command.pk for one in answers}) == (1, {Command.objects.get().pk})
     assert CommandTarget.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_word_on_a_command_waits_for_the_dispatcher_before_it_holds_the_command() -> None:
+    command = submitted("drain", make_agents(3, region=make_region())).command
+    approver, states_seen = make_user(), []
+
+    def approve() -> None:
+        try:
+            states_seen.append(commands.decide(command_id=command.pk, approve=True, reason="seen", user=approver, now=T0).state)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=approve)
+    with transaction.atomic():
+        dispatch.lock()
+        thread.start()
+        thread.join(1)
+        assert states_seen == []
+        # The dispatcher's own step, which would wait for ever for a row that the other holds while it waits for the dispatcher.
+        assert Command.objects.select_for_update(of=("self",), nowait=True).get(pk=command.pk).state == Command.State.AWAITING
+    thread.join(10)
+    assert states_seen == [Command.State.RUNNING]
 
 
 def test_the_same_number_of_statements_for_3_and_for_60_targets() -> None:

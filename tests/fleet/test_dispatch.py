@@ -118,6 +118,15 @@ def test_a_drained_node_is_rebooted_before_it_is_uncordoned_and_takes_no_second_
     assert flying(submitted("drain", [second]).command) == [], "one node of the site at a time all the same"
 
 
+def test_what_is_due_is_the_same_for_a_few_nodes_and_for_a_whole_gateways() -> None:
+    first, second = make_agents(2, region=make_region())
+    (one,) = flying(submitted("diagnostics", [first]).command)
+    (other,) = flying(submitted("diagnostics", [second]).command)
+    many = range(10**6, 10**6 + dispatch.FEW_NODES)
+    assert [row.pk for row in dispatch.due_for([first.pk, second.pk])] == [one.pk, other.pk]
+    assert [row.pk for row in dispatch.due_for([*many, second.pk])] == [other.pk]
+
+
 def test_a_canary_that_fails_pauses_the_run_and_a_person_decides() -> None:
     command = approved("reboot", make_agents(30, region=make_region()))
     (canary,) = flying(command)
@@ -197,6 +206,16 @@ def test_abort_sends_cancels_to_what_is_in_flight() -> None:
     say(target, "cancelled", sequence=2, code="cancelled")
     target.refresh_from_db()
     assert (target.state, dispatch.due_for([target.node_id])) == (S.CANCELLED, [])
+
+
+def test_a_kind_that_this_release_does_not_know_holds_up_nothing_else() -> None:
+    unknown, known = (submitted("diagnostics", [make_agent()]).command for _ in range(2))
+    Command.objects.filter(pk=unknown.pk).update(kind="of_a_newer_release")
+    say(flying(known)[0], "done", sequence=2)
+    dispatch.advance(now=T0 + timedelta(seconds=10))
+    unknown.refresh_from_db()
+    known.refresh_from_db()
+    assert (unknown.state, known.state) == (Command.State.RUNNING, Command.State.DONE)
 
 
 def test_orders_rise_with_every_body_that_is_signed() -> None:

@@ -21,7 +21,14 @@ from console.links import object_url
 from console.lists import Column, ListKind
 from fleet.models import AuditEntry, AuditKind, AuditOutcome
 
-PAGES: dict[str, str] = {AuditKind.REGION: "region", AuditKind.SITE: "site", AuditKind.NODE: "node", AuditKind.GPU: "gpu"}
+PAGES: dict[str, str] = {
+    AuditKind.REGION: "region",
+    AuditKind.SITE: "site",
+    AuditKind.NODE: "node",
+    AuditKind.GPU: "gpu",
+    AuditKind.COMMAND: "command",
+    AuditKind.SWITCH: "switch",
+}
 SHORT = 80
 
 

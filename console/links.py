@@ -5,14 +5,20 @@ from __future__ import annotations
 from functools import cache
 from urllib.parse import quote
 
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 
-_MARK = "0"
+_MARK, _UUID = "0", "00000000-0000-0000-0000-000000000000"
 
 
 @cache
 def _around(name: str) -> tuple[str, str]:
-    before, _, after = reverse(name, args=[_MARK]).rpartition(_MARK)
+    mark = _MARK
+    try:
+        url = reverse(name, args=[mark])
+    except NoReverseMatch:
+        mark = _UUID
+        url = reverse(name, args=[mark])
+    before, _, after = url.rpartition(mark)
     return before, after
 
 

@@ -16,6 +16,7 @@ from console.access import Access
 from fleet.health.verdict import WORST_FIRST
 from fleet.health.xid import xid_of_code
 from fleet.models import DataQuality, Finding, HealthState, MaintenanceWindow, ObjectKind, Region, Site
+from fleet.telemetry.completeness import Incomplete, incomplete_now
 
 STATE_ORDER = tuple(HealthState(state.value) for state in WORST_FIRST)
 # How much a site in this state counts when regions are put in order (the wall's script has the same weights).
@@ -301,6 +302,11 @@ def data_quality(scope: Scope, *, now: datetime, within: timedelta = timedelta(h
         lately = lately.filter(site__region_id__in=scope.regions().values("pk"))
     rows = lately.values("reason").annotate(total=Sum("count"), site_count=Count("site", distinct=True), last=Max("last_at")).order_by("-total")
     return [QualityLine(row["reason"].replace("_", " "), row["total"], row["site_count"], row["last"]) for row in rows[:6]]
+
+
+def incomplete(scope: Scope, *, now: datetime) -> Incomplete | None:
+    """What every total of the scope lacks at present, because a pull answered in part; None when all is there. Three statements at most."""
+    return incomplete_now(now=now, region_ids=None if scope.whole_fleet else list(scope.regions().values_list("pk", flat=True)))
 
 
 def maintenance_now(scope: Scope, *, now: datetime, limit: int) -> list[MaintenanceWindow]:

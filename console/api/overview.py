@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from console.access import Access
 from console.api.base import ApiView
 from console.api.strict import FiniteFloatField
-from console.summary import Scope, finding_groups, health_counts, power_by_area, silent_sites, worst_regions
+from console.summary import Scope, finding_groups, health_counts, incomplete, power_by_area, silent_sites, worst_regions
 from console.tenant_summary import tenant_summary
 
 MOST_LINES = 100
@@ -85,6 +85,12 @@ class TenantLineSerializer(serializers.Serializer[Any]):
     touched = serializers.IntegerField(help_text="On a GPU that is not ok.")
 
 
+class IncompleteSerializer(serializers.Serializer[Any]):
+    reason = serializers.CharField(help_text="What the last pull lacked, in its source's words.")
+    last_at = serializers.DateTimeField()
+    site_codes = serializers.ListField(child=serializers.CharField(), help_text="The sites that lack something. Empty: any of them may.")
+
+
 class OverviewSerializer(serializers.Serializer[Any]):
     """A tenant's user gets `at` and `tenants`, everybody else all but `tenants`."""
 
@@ -94,6 +100,7 @@ class OverviewSerializer(serializers.Serializer[Any]):
     worst_regions = RegionLineSerializer(many=True, required=False)
     silent = SilentSerializer(required=False)
     power = PowerSerializer(many=True, required=False)
+    incomplete = IncompleteSerializer(required=False, allow_null=True, help_text="Why these totals lack something at present; null when they are whole.")
     tenants = TenantLineSerializer(many=True, required=False)
 
 
@@ -114,8 +121,10 @@ def figures(access: Access) -> dict[str, Any]:
     scope = Scope(access)
     groups, open_total = finding_groups(scope, MOST_LINES)
     silent, silent_total = silent_sites(scope, MOST_LINES)
+    now = timezone.now()
     return {
-        "at": timezone.now(),
+        "at": now,
+        "incomplete": incomplete(scope, now=now),
         "sites": health_counts(scope),
         "findings": {"open": open_total, "by_cause": groups},
         "worst_regions": worst_regions(scope, MOST_LINES),

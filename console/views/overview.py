@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from console.access import Access
 from console.guards import signed_in_page
-from console.summary import Scope, finding_groups, health_counts, maintenance_now, newest_findings, power_by_area, silent_sites, worst_regions
+from console.summary import Scope, finding_groups, health_counts, incomplete, maintenance_now, newest_findings, power_by_area, silent_sites, worst_regions
 from console.tenant_summary import tenant_summary
 
 REGIONS, FINDINGS, GROUPS, SILENT, WINDOWS, WORKLOADS = 8, 8, 6, 8, 5, 100
@@ -44,6 +44,7 @@ def _facts(access: Access) -> dict[str, Any]:
     silent, silent_total = silent_sites(scope, SILENT)
     return {
         "counts": health_counts(scope),
+        "incomplete": incomplete(scope, now=now),
         "regions": worst_regions(scope, REGIONS),
         "groups": groups,
         "findings": newest_findings(scope, FINDINGS),

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_safe
 
 from console.access import Access
 from console.guards import operator_page
-from console.summary import Scope, data_quality, finding_groups, maintenance_now
+from console.summary import Scope, data_quality, finding_groups, incomplete, maintenance_now
 from console.wall_session import is_device, sign_in_device
 from console.wall_views import ALL, WallView, wall_views
 
@@ -78,6 +78,7 @@ def _panels(access: Access, view: WallView) -> dict[str, object]:
         "groups": groups,
         "findings_total": total,
         "quality": data_quality(scope, now=now),
+        "incomplete": incomplete(scope, now=now),
         "windows": maintenance_now(scope, now=now, limit=3),
         "now": now,
     }

@@ -3,6 +3,7 @@
 import json
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -131,6 +132,15 @@ def test_an_entry_says_before_and_after_and_escapes_them(cast: Cast) -> None:
     for word in ("192.0.2.7", "token:mh_1", "r-1", "no reason was given", "none yet"):
         assert word in created
     assert "Old &lt;b&gt;" in text_of(client.get("/audit"))
+
+
+def test_entries_on_commands_and_switches_lead_to_their_pages(cast: Cast) -> None:
+    keys = {"command": uuid4(), "switch": uuid4()}
+    for kind, key in keys.items():
+        record(actor="olga", action=f"{kind}.made", kind=kind, key=str(key), now=T0)
+    text = text_of(cast.client("administrator").get("/audit"))
+    assert f'href="/commands/{keys["command"]}"' in text
+    assert f'href="/switches/{keys["switch"]}"' in text
 
 
 def test_an_entry_names_its_seal(cast: Cast) -> None:

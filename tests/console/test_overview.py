@@ -14,7 +14,7 @@ from console.summary import CAUSE_WORDS, Scope, cause_words, finding_groups, hea
 from fleet.health.store import CODES
 from fleet.inventory.reconcile.gpus import MISSING, UNEXPECTED
 from fleet.inventory.reconcile.slices import DRIFT
-from fleet.models import Finding, MaintenanceWindow, MigSlice, Site, SiteHealth, Workload
+from fleet.models import DataQuality, Finding, MaintenanceWindow, MigSlice, Site, SiteHealth, Workload
 from tests.builders import T0, make_area, make_gpu, make_node, make_region, make_site, make_tenant, make_user
 
 pytestmark = pytest.mark.django_db
@@ -43,6 +43,31 @@ def test_a_site_that_was_never_judged_is_unknown_and_not_reporting() -> None:
     assert {one.state: one.count for one in counts.by_state} == {"ok": 1, "degraded": 0, "down": 0, "unknown": 2, "maintenance": 0}
     assert (counts.reporting, counts.sites, counts.missing, counts.never) == (1, 3, 2, 1)
     assert counts.oldest_contact_at == T0 - timedelta(hours=1)
+
+
+def test_totals_say_that_a_pull_lacked_something_and_only_to_whom_it_concerns() -> None:
+    """Case C12."""
+    lacking, whole = make_region("lacking"), make_region("whole")
+    make_site("FRA1", region=lacking)
+    make_site("AMS1", region=whole)
+    now = timezone.now()
+    row = DataQuality.objects.create(
+        site=Site.objects.get(code="FRA1"), reason="incomplete_pull", count=1, first_at=now, last_at=now, example="edge-fra-store: unavailable"
+    )
+    fleet, scoped = signed_in(make_user(role="viewer")), signed_in(make_user(role="viewer", region=whole))
+    for page in ("/", "/overview/panels"):
+        text = fleet.get(page).content.decode()
+        assert "Totals are incomplete." in text
+        assert "The last pull lacked FRA1." in text
+        assert "edge-fra-store" in text
+        assert "Totals are incomplete." not in scoped.get(page).content.decode()
+    found = fleet.get("/api/v1/overview").json()["incomplete"]
+    assert (found["site_codes"], found["reason"]) == (["FRA1"], "edge-fra-store: unavailable")
+    assert scoped.get("/api/v1/overview").json()["incomplete"] is None
+    DataQuality.objects.filter(pk=row.pk).update(site=None)
+    assert "any site may be affected" in fleet.get("/").content.decode()
+    DataQuality.objects.filter(pk=row.pk).update(last_at=now - timedelta(minutes=10))
+    assert "Totals are incomplete." not in fleet.get("/").content.decode()
 
 
 def test_worst_regions_by_share_of_sites_down_weighs_most() -> None:

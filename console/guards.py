@@ -43,6 +43,12 @@ def require(access: Access, right: Right, region_id: int | None = None) -> None:
         raise MissingRight(right)
 
 
+def require_anywhere(access: Access, right: Right) -> None:
+    """Raise `MissingRight` unless `right` is held on some region at least."""
+    if not access.may_anywhere(right):
+        raise MissingRight(right)
+
+
 def _sign_in_first(request: HttpRequest) -> HttpResponseBase:
     """The sign-in page, then back; a script gets 401 and says so on the page that it belongs to."""
     headers = request.headers

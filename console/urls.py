@@ -21,6 +21,7 @@ urlpatterns = [
     path("", include("console.views.live")),
     path("", include("console.views.commands")),
     path("", include("console.views.holds")),
+    path("", include("console.views.guard_rails")),
     path("", include("console.views.switches")),
     path("", include("console.views.jobs")),
     path("", include("console.views.imports")),

@@ -28,7 +28,13 @@ class Diagnostics:
         return None
 
     def step(self, context: Context, memo: Memo) -> Turn:
-        lines = [*_node(context), *_gpus(context), *_pods(context)]
+        lines: list[str] = []
+        # A driver that does not answer is what the bundle is asked for: it says so, and says the rest.
+        for title, part in (("agent", _agent), ("node", _node), ("health", _health), ("gpus", _gpus), ("pods", _pods)):
+            try:
+                lines += part(context)
+            except BackendError as error:
+                lines += ["", f"{title} unknown ({error})"]
         return Turn(CommandState.DONE, detail=f"{len(lines)} lines.", output=_bounded("\n".join(lines) + "\n"))
 
     def settle(self, context: Context, memo: Memo) -> Turn:
@@ -38,33 +44,37 @@ class Diagnostics:
         return Turn(CommandState.CANCELLED, detail="Cancelled.")
 
 
-def _node(context: Context) -> list[str]:
-    report = context.inventory()
+def _agent(context: Context) -> list[str]:
     try:
         boot_id = context.backend.boot_id()
     except BackendError as error:
         boot_id = f"unknown ({error})"
+    return [f"at {context.now:.0f}", f"agent {VERSION}", f"boot {boot_id}"]
+
+
+def _node(context: Context) -> list[str]:
+    report = context.inventory()
     count = "unknown" if report.gpu_count is None else str(report.gpu_count)
     return [
-        f"at {context.now:.0f}",
-        f"agent {VERSION}",
         f"driver {report.node.driver_version or 'unknown'}",
         f"cuda {report.node.cuda_version or 'unknown'}",
         f"kubelet {report.node.kubelet_version or 'unknown'}",
-        f"boot {boot_id}",
         f"gpus {len(report.gpus)} answer of {count}; inventory {'complete' if report.complete else 'incomplete'}",
     ]
 
 
-def _gpus(context: Context) -> list[str]:
+def _health(context: Context) -> list[str]:
     health = context.health()
     lines = ["", "health"]
     if health.driver_error:
         lines.append(f"  driver: {health.driver_error}")
     if health.driver_mismatch:
         lines.append(f"  driver: module {health.driver_mismatch.loaded_module or 'unknown'}, library {health.driver_mismatch.library or 'unknown'}")
-    lines += [f"  {found.uuid or 'unknown GPU'} index {found.index} {found.condition.value} {found.detail}".rstrip() for found in health.gpus]
-    lines += ["", "gpus"]
+    return [*lines, *(f"  {found.uuid or 'unknown GPU'} index {found.index} {found.condition.value} {found.detail}".rstrip() for found in health.gpus)]
+
+
+def _gpus(context: Context) -> list[str]:
+    lines = ["", "gpus"]
     for gpu in context.inventory().gpus:
         lines += _gpu(context, gpu)
     return lines

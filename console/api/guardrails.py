@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
@@ -19,10 +19,11 @@ from console.api.commands import answered
 from console.api.controls import user_of
 from console.api.problems import request_id
 from console.api.strict import ReadOnlySerializer, ReasonSerializer, StrictSerializer
+from console.guard_rails import breaker_region, visible_breakers, visible_freezes
 from console.switch_scope import require_in_scope
 from fleet.control import breakers, freezes
 from fleet.control.guardrail_settings import limits_of_settings
-from fleet.models import Breaker, Freeze, ObjectKind, Region
+from fleet.models import Breaker, Freeze
 
 
 class GuardRailView(ApiView):
@@ -57,18 +58,14 @@ class BreakerViewSet(ApiViewSet):
     default_ordering = "-tripped_at"
 
     def get_queryset(self) -> QuerySet[Breaker]:
-        if not self.access.is_operator_side:
-            return Breaker.objects.none()
-        seen = Q(scope_kind=ObjectKind.FLEET) | Q(scope_kind=ObjectKind.REGION, scope_key__in=self.access.regions().values("slug"))
-        return Breaker.objects.all() if self.access.fleet_rank else Breaker.objects.filter(seen)
+        return visible_breakers(self.access)
 
     @extend_schema(request=ResetSerializer, responses=BreakerSerializer)
     @action(detail=True, methods=["post"], filter_backends=[], pagination_class=None)
     def reset(self, request: Request, **kwargs: Any) -> Response:
         """Let acts go on; what waited is skipped or goes on."""
         breaker = self.get_object()
-        region = Region.objects.filter(slug=breaker.scope_key).values_list("pk", flat=True).first() if breaker.scope_kind == ObjectKind.REGION else None
-        self.require(Right.APPROVE, region)
+        self.require(Right.APPROVE, breaker_region(breaker))
         body = ResetSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         done = answered(
@@ -100,17 +97,7 @@ class FreezeViewSet(ApiViewSet):
     default_ordering = "-starts_at"
 
     def get_queryset(self) -> QuerySet[Freeze]:
-        if not self.access.is_operator_side:
-            return Freeze.objects.none()
-        if self.access.fleet_rank:
-            return Freeze.objects.all()
-        regions = self.access.regions()
-        return Freeze.objects.filter(
-            Q(scope_kind=ObjectKind.FLEET)
-            | Q(scope_kind=ObjectKind.AREA, scope_key__in=regions.values("area__slug"))
-            | Q(scope_kind=ObjectKind.REGION, scope_key__in=regions.values("slug"))
-            | Q(scope_kind=ObjectKind.SITE, scope_key__in=self.access.sites().values("code"))
-        )
+        return visible_freezes(self.access)
 
     def require_over(self, kind: str, key: str) -> None:
         self.require(Right.APPROVE, answered(lambda: require_in_scope(self.access, kind, key)).region_id)

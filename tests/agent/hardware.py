@@ -47,10 +47,12 @@ class Hardware:
         return self.boot
 
     def inventory(self, now: float) -> InventoryReport:
+        self._read("inventory")
         gpus = tuple(GpuFacts(uuid=uuid, index=index, pci_bus_id=f"00000000:{index:02X}:00.0") for index, uuid in enumerate(self.uuids))
         return InventoryReport(at=now, node=NodeFacts(driver_version="570.133.20"), gpus=gpus, complete=True, gpu_count=len(gpus))
 
     def health(self, now: float) -> HealthReport:
+        self._read("health")
         return HealthReport(at=now, gpus=tuple(GpuCondition(uuid, index, Condition.OK) for index, uuid in enumerate(self.uuids)))
 
     def set_clock_range(self, gpu_uuid: str, min_mhz: int, max_mhz: int) -> None:
@@ -144,6 +146,10 @@ class Hardware:
 
     def close(self) -> None:
         self.acts.append(("close", ""))
+
+    def _read(self, what: str) -> None:
+        if what in self.errors:
+            raise self.errors[what]
 
     def _act(self, act: str, gpu_uuid: str) -> None:
         self._fail(act, gpu_uuid)

@@ -271,6 +271,18 @@ def test_diagnostics_are_bounded_and_hold_no_secrets(tmp_path: Path) -> None:
     node.journal.close()
 
 
+def test_diagnostics_of_a_driver_that_does_not_answer_say_the_rest(tmp_path: Path) -> None:
+    machine = Hardware([A])
+    machine.errors = {what: BackendError(ErrorCode.UNAVAILABLE, "driver/library mismatch") for what in ("inventory", "health")}
+    node = Node(tmp_path, machine, NodeCluster([pod("p0")]))
+    node.give(order(1, "diagnostics"))
+    assert node.outcome(1) == ("done", "")
+    output = node.latest[1].output
+    for words in ("agent 0.", "boot boot-1", "node unknown (driver/library mismatch)", "health unknown (", "gpus unknown (", "tenant-amber/p0 Running"):
+        assert words in output
+    node.journal.close()
+
+
 def test_only_an_order_that_was_signed_for_it_reaches_the_radio(tmp_path: Path) -> None:
     machine = Machine([A, B])
     node = Node(tmp_path, machine, None, phy=phy(ProtectedSpan(A, 0, 3)))

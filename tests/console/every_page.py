@@ -15,9 +15,11 @@ from fleet.control import audit
 from fleet.job_kinds import runner_of
 from fleet.models import (
     AgentIdentity,
+    Breaker,
     Command,
     CommandTarget,
     DataQuality,
+    Freeze,
     InventoryImport,
     Job,
     KeyChangeRequest,
@@ -63,6 +65,18 @@ def fill(administrator: User, *, now: datetime) -> list[str]:
         before={"ends_at": "10:00"},
         after={"ends_at": "11:00"},
     )
+    common = {
+        "rule": "region",
+        "scope_kind": "region",
+        "scope_key": site.region.slug,
+        "why": "11 nodes disrupted within 10 min, more than 10.",
+        "tripped_at": now,
+    }
+    Breaker.objects.create(**common)
+    Breaker.objects.create(**common, reset_at=now, reset_by="adam", reset_reason="drill", backlog="skip")
+    Freeze.objects.create(
+        scope_kind="site", scope_key=site.code, starts_at=now, ends_at=now + timedelta(hours=4), reason="festival", created_by="adam", created_at=now
+    )
     running, waiting = _commands(administrator, node, now)
     switch = Switch.objects.create(
         kind="kill", scope_kind="site", scope_key=site.code, reason="smoke in the rack", armed_by=administrator, armed_at=now, body=b"x", signature=b"x" * 64,
@@ -76,7 +90,7 @@ def fill(administrator: User, *, now: datetime) -> list[str]:
         "/", "/map", "/wall/all", "/sites?page_size=10", "/sites?state=down&q=a", "/sites?state=nonsense", "/nodes?page_size=10", "/gpus?page_size=10", "/regions",
         f"/sites/{site.code}", f"/nodes/{node.pk}", f"/gpus/{phy.uuid}", f"/gpus/{split.uuid}", f"/gpus/{whole.uuid}", f"/regions/{site.region.slug}",
         f"/gpus/{split.uuid}/hold/mig_layout", f"/gpus/{whole.uuid}/hold/power_cap", f"/nodes/{node.pk}/hold/cordon",
-        "/commands", "/commands/new", f"/commands/new?kind=drain&nodes={node.pk}", f"/commands/{running}", f"/commands/{waiting}", "/approvals", "/switches", f"/switches/{switch.pk}",
+        "/commands", "/commands/new", f"/commands/new?kind=drain&nodes={node.pk}", f"/commands/{running}", f"/commands/{waiting}", "/approvals", "/switches", f"/switches/{switch.pk}", "/guard-rails",
         "/search?q=maryvale", "/audit", f"/audit/{act.pk}", "/jobs", f"/jobs/{reviewed.pk}", "/imports/new", f"/imports/{reviewed.pk}", f"/imports/{reviewed.pk}?outcome=error",
         f"/imports/{unmapped.pk}/columns", "/settings/agents", "/settings/senders", "/settings/users", f"/settings/users/{administrator.pk}",
         "/accounts/reauthenticate/", "/settings/tenants", "/settings/tenants/acme", "/settings/tokens",

@@ -19,7 +19,7 @@ from tests.console.pages import signed_in
 
 pytestmark = [pytest.mark.django_db, pytest.mark.browser]
 WIDE, NARROW = ViewportSize(width=1280, height=900), ViewportSize(width=360, height=800)
-EMPTY = ["/", "/map", "/wall/all", "/sites", "/sites?q=zzz", "/nodes", "/regions", "/jobs", "/search", "/search?q=zzz", "/settings", "/settings/sessions",
+EMPTY = ["/", "/map", "/wall/all", "/sites", "/sites?q=zzz", "/nodes", "/regions", "/guard-rails", "/jobs", "/search", "/search?q=zzz", "/settings", "/settings/sessions",
          "/settings/tokens", "/settings/agents", "/settings/senders", "/settings/tenants", "/accounts/password/", "/accounts/logout/", "/no-such-page"]  # fmt: skip
 
 
@@ -33,7 +33,7 @@ NO_PAGES = {
     "settings_tenant_member_remove", "settings_tenant_namespace", "settings_tenant_namespace_remove", "settings_tenant_suspend", "settings_token_rotate",
     "settings_token_revoke", "settings_user_grant", "settings_user_take_role", "settings_user_active", "settings_user_password", "settings_user_sessions",
     "gpu_chart", "site_chart", "audit_export", "audit_verify", "node_control_withdraw", "command_approve", "command_deny", "command_pause", "command_resume", "command_abort",
-    "switch_release",
+    "switch_release", "breaker_reset", "freeze_end",
 }  # fmt: skip
 
 

@@ -40,6 +40,8 @@ from agent.protocol import (
 log = logging.getLogger("masthead_agent.link")
 ANSWER_SECONDS = 15.0
 STEADY_SECONDS = 30.0
+# A link that is open on one side only is noticed within a minute; heartbeats are one-way and do not tell.
+PING_SECONDS, PONG_SECONDS = 40.0, 20.0
 
 
 class HandshakeRefused(Exception):
@@ -48,16 +50,19 @@ class HandshakeRefused(Exception):
 
 @dataclass(frozen=True)
 class Backoff:
-    """Full jitter: a random share of a bound that doubles up to `cap_seconds`. `refused_seconds` is the bound after a refusal."""
+    """Full jitter: a random share of a bound that doubles up to `cap_seconds`. `refused_seconds` is the bound after a refusal.
+
+    `spread_seconds` is one after a connection that was steady: a gateway that ends is lost by thousands of agents in one moment.
+    """
 
     first_seconds: float = 1.0
     cap_seconds: float = 60.0
     refused_seconds: float = 30.0
 
-    def pause(self, failures: int, *, refused: bool, share: float) -> float:
+    def pause(self, failures: int, *, refused: bool, share: float, spread_seconds: float = 0.0) -> float:
         """Seconds to wait after the `failures`-th failure in a row (1 is the first); `share` is uniform in 0..1."""
         bound = min(self.cap_seconds, self.first_seconds * 2.0 ** min(failures - 1, 30))
-        return share * max(bound, self.refused_seconds if refused else 0.0)
+        return share * max(bound, self.refused_seconds if refused else 0.0, min(spread_seconds, self.cap_seconds))
 
 
 class Handler(Protocol):
@@ -96,6 +101,7 @@ class Link:
         self._allowed = asyncio.Event()
         self._allowed.set()
         self._socket: ClientConnection | None = None
+        self._heartbeat_seconds = 0.0
         self.connected = False
         self.trouble = ""  # why the last connection ended or did not come about
 
@@ -139,8 +145,10 @@ class Link:
             finally:
                 self._socket = None
                 self.connected = False
-            failures = 1 if time.monotonic() - started > STEADY_SECONDS else failures + 1
-            await asyncio.sleep(self._backoff.pause(failures, refused=refused, share=random.random()))  # noqa: S311 - jitter
+            steady = time.monotonic() - started > STEADY_SECONDS
+            failures = 1 if steady else failures + 1
+            spread = self._heartbeat_seconds if steady else 0.0
+            await asyncio.sleep(self._backoff.pause(failures, refused=refused, share=random.random(), spread_seconds=spread))  # noqa: S311 - jitter
 
     async def _connection(self) -> None:
         async with connect(
@@ -151,6 +159,8 @@ class Link:
             max_queue=4,
             open_timeout=ANSWER_SECONDS,
             close_timeout=2,
+            ping_interval=PING_SECONDS,
+            ping_timeout=PONG_SECONDS,
             user_agent_header=f"masthead-agent/{VERSION}",
         ) as socket:
             self._socket = socket
@@ -158,6 +168,7 @@ class Link:
                 return
             welcome = await self._authenticate(socket)
             self.connected = True
+            self._heartbeat_seconds = welcome.heartbeat_seconds
             offset = self._clock() - welcome.server_time
             self._handler.opened(welcome)
             sender = asyncio.create_task(self._send_all(socket, welcome.heartbeat_seconds, offset))

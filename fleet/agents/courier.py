@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Protocol, TypeVar
 
@@ -24,12 +25,17 @@ GATHER_SECONDS = 0.02
 UNACKED_SECONDS = 15.0
 MOST_UPDATES = 200_000
 BATCH = 5000
+# Senders of one switch to many sockets: one that does not read holds up one of them, for the time that a send may take.
+SENDERS = 64
+SENT_AT_ONCE = 50
 
 
 class Socket(Protocol):
     node_id: int
 
     async def send(self, message: GatewayMessage) -> None: ...
+
+    async def send_text(self, text: str) -> None: ...
 
 
 class Carrier(Protocol):
@@ -60,6 +66,7 @@ class Courier:
         self._switches: dict[str, Relayed] = {}
         self._switches_stale = True
         self._joined: set[int] = set()
+        self._behind: set[tuple[int, str]] = set()  # (node, switch) of an answer to an older version than is known here
         self._look_at_switches = asyncio.Event()
         self._places: dict[int, dict[str, str]] = {}
 
@@ -101,6 +108,10 @@ class Courier:
     def answered(self, node_id: int, update: SwitchUpdate) -> None:
         self._answers[(node_id, update.switch)] = update
         self._told.set()
+        known = self._switches.get(update.switch)
+        if known is not None and update.version < known.signed.version:
+            self._behind.add((node_id, update.switch))
+            self._look_at_switches.set()
 
     def happened(self, node_id: int, event: LocalEvent) -> None:
         if len(self._events) < MOST_UPDATES:
@@ -166,29 +177,42 @@ class Courier:
                 raise
         new = [found for key, found in self._switches.items() if key not in before or before[key].signed.version < found.signed.version]
         joined, self._joined = self._joined, set()
+        behind, self._behind = self._behind, set()
         try:
             if new:
                 await self._relay(new, self._carrier.sockets.keys() - joined)
             if joined and self._switches:
-                await self._relay(self._switches.values(), joined)
+                # Which released ones they need not hear of again: after an outage all join at once, with all the switches of a month.
+                over = await self._carrier.in_database(lambda: switches.released_at(joined)) if any(not one.armed for one in self._switches.values()) else set()
+                await self._relay(self._switches.values(), joined, besides=over)
+            for node_id, name in behind:
+                if (one := self._switches.get(name)) is not None:
+                    await self._relay([one], [node_id])
         except DatabaseAway:
             self._switches, self._switches_stale = before, True
             self._joined |= joined
+            self._behind |= behind
             self._look_at_switches.set()
             raise
 
-    async def _relay(self, found: Collection[Relayed], node_ids: Collection[int]) -> None:
-        """Hand each switch to those of these nodes that its scope covers. The agents check the scope again, by their own signed document."""
+    async def _relay(self, found: Collection[Relayed], node_ids: Collection[int], *, besides: Collection[tuple[int, str]] = frozenset()) -> None:
+        """Hand each switch to those of these nodes that its scope covers, but for the pairs in `besides`. The agents check the scope again, by their own signed document."""
         unknown = [node_id for node_id in node_ids if node_id not in self._places]
         if unknown:
             self._places.update(await self._carrier.in_database(lambda: switches.places(unknown)))
-        sendings = []
+        sendings = self._switch_sendings([(one, json.dumps(one.signed.to_json())) for one in found], list(node_ids), besides)
+        await asyncio.gather(*(_send_all(sendings) for _ in range(min(SENDERS, len(found) * len(node_ids)))))
+
+    def _switch_sendings(
+        self, found: Collection[tuple[Relayed, str]], node_ids: Collection[int], besides: Collection[tuple[int, str]]
+    ) -> Iterator[Awaitable[None]]:
+        """One after the other as they are asked for: a fleet's worth of them at once would be a task and a message for each of its nodes."""
         for node_id in node_ids:
-            socket, place = self._carrier.sockets.get(node_id), self._places.get(node_id, {})
-            for one in found:
-                if socket is not None and place.get(one.scope_kind) == one.scope_key:
-                    sendings.append(self._carrier.deliver(socket.node_id, socket.send(one.signed)))
-        await asyncio.gather(*sendings)
+            place = self._places.get(node_id, {})
+            for one, text in found:
+                socket = self._carrier.sockets.get(node_id)
+                if socket is not None and place.get(one.scope_kind) == one.scope_key and (node_id, one.signed.switch) not in besides:
+                    yield self._carrier.deliver(socket.node_id, socket.send_text(text))
 
     async def _result_loop(self) -> None:
         await self._told.wait()
@@ -223,3 +247,11 @@ class Courier:
             if socket is not None:
                 with contextlib.suppress(ConnectionError):
                     await self._carrier.deliver(socket.node_id, socket.send(ack))
+
+
+async def _send_all(sendings: Iterator[Awaitable[None]]) -> None:
+    """Take from what several of these share until nothing is left; now and then the sockets are read in between."""
+    for count, sending in enumerate(sendings, 1):
+        await sending
+        if count % SENT_AT_ONCE == 0:
+            await asyncio.sleep(0)

@@ -82,6 +82,7 @@ class Hub:
         self._answers: set[int] = set()
         self._offered = asyncio.Event()
         self._to_check: set[int] = set()
+        self._look_for_silent_at = 0.0
         self._checked_at = self.now()  # what was revoked before is known
         self._poll_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -366,10 +367,13 @@ class Hub:
     async def _check_loop(self) -> None:
         """Sockets that fell silent, and sockets whose key was revoked: since the last check that came through, and of nodes that were woken for."""
         await asyncio.sleep(CHECK_SECONDS)
-        oldest = asyncio.get_running_loop().time() - MISSED_HEARTBEATS * self.heartbeat_seconds
-        for session in [session for session in self.sessions.values() if session.last_seen < oldest]:
-            self.close_soon(session, CloseCode.TOO_SLOW, "No heartbeat.")
-            self.left(session)
+        loop_time = asyncio.get_running_loop().time()
+        if loop_time >= self._look_for_silent_at:
+            self._look_for_silent_at = loop_time + self.heartbeat_seconds / 2
+            oldest = loop_time - MISSED_HEARTBEATS * self.heartbeat_seconds
+            for session in [session for session in self.sessions.values() if session.last_seen < oldest]:
+                self.close_soon(session, CloseCode.TOO_SLOW, "No heartbeat.")
+                self.left(session)
         since, started = self._checked_at, self.now()
         to_check, self._to_check = self._to_check, set()
         try:
@@ -379,7 +383,8 @@ class Hub:
             self._to_check |= to_check
             raise
         self._checked_at = started
-        for session in list(self.sessions.values()):
+        suspects = to_check | {node_id for node_id, _ in revoked}
+        for session in [self.sessions[node_id] for node_id in suspects if node_id in self.sessions]:
             other_key = session.node_id in to_check and live.get(session.node_id) != session.key
             if other_key or (session.node_id, session.key) in revoked:
                 self.close_soon(session, CloseCode.REVOKED, "This key was revoked.")

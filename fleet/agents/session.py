@@ -118,9 +118,13 @@ class Session:
 
     async def send(self, message: GatewayMessage) -> None:
         """Raises Closed when the agent does not read, ConnectionError when it is gone."""
+        await self.send_text(json.dumps(message.to_json()))
+
+    async def send_text(self, text: str) -> None:
+        """A message that is written already: the same for many agents. Raises as `send` does."""
         try:
             async with asyncio.timeout(SEND_SECONDS):
-                await self._send({"type": "websocket.send", "text": json.dumps(message.to_json())})
+                await self._send({"type": "websocket.send", "text": text})
         except TimeoutError:
             raise Closed(CloseCode.TOO_SLOW, "The agent does not read.") from None
         except OSError as error:

@@ -14,14 +14,13 @@ from typing import TypeVar
 
 import structlog
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, close_old_connections, connection
-from django.db.models import Max
 
 from agent.protocol import HealthReport, InventoryReport, SignedDocument
 from fleet.control.desired_state import newest_documents
 from fleet.health import reports
 from fleet.health.findings import Found, close_findings, open_findings
 from fleet.inventory import seen
-from fleet.models import AgentConnection, AgentIdentity, DesiredDocument, Finding, Node, ObjectKind
+from fleet.models import AgentConnection, AgentIdentity, Finding, Node, ObjectKind
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -93,6 +92,8 @@ class Contact:
     clock_offset_seconds: float | None = None
     applied_version: int | None = None
     refusal: str = ""
+    # What the node's row was last given: it changes with an upgrade or a boot, not with every heartbeat.
+    written: tuple[str, str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,10 @@ def find_nodes(keys: Iterable[bytes]) -> dict[bytes, Known]:
 
 
 def newest_versions(node_ids: Iterable[int]) -> dict[int, int]:
-    return dict(DesiredDocument.objects.filter(node_id__in=list(node_ids)).values_list("node_id").annotate(newest=Max("version")))
+    with connection.cursor() as cursor:
+        # One array: a gateway asks for thousands of nodes again and again, and a placeholder for each would cost more than the answer.
+        cursor.execute("SELECT node_id, max(version) FROM fleet_desireddocument WHERE node_id = ANY(%s) GROUP BY node_id", [list(node_ids)])
+        return dict(cursor.fetchall())
 
 
 def documents(node_ids: Iterable[int]) -> dict[int, SignedDocument]:
@@ -154,14 +158,15 @@ def write_contacts(contacts: Mapping[int, Contact], *, gateway: str) -> None:
                 "refusal": [contact.refusal[:300] for contact in found],
             },
         )
+        changed = [node_id for node_id in ids if contacts[node_id].written != (contacts[node_id].agent_version, contacts[node_id].boot_id)]
+        if not changed:
+            return
+        told = {node_id: (contacts[node_id].agent_version, contacts[node_id].boot_id) for node_id in changed}
         cursor.execute(
-            _NODE,
-            {
-                "node_id": ids,
-                "agent_version": [contact.agent_version for contact in found],
-                "boot_id": [contact.boot_id for contact in found],
-            },
+            _NODE, {"node_id": changed, "agent_version": [version for version, _ in told.values()], "boot_id": [boot_id for _, boot_id in told.values()]}
         )
+    for node_id, words in told.items():
+        contacts[node_id].written = words
 
 
 def write_disconnects(node_ids: Iterable[int], *, gateway: str, now: datetime) -> None:

@@ -196,6 +196,7 @@ class Relayed:
     scope_kind: str
     scope_key: str
     signed: SignedSwitch
+    armed: bool = True
 
 
 def relayed(*, now: datetime) -> dict[str, Relayed]:
@@ -206,9 +207,21 @@ def relayed(*, now: datetime) -> dict[str, Relayed]:
             row.scope_kind,
             row.scope_key,
             SignedSwitch(switch=str(row.pk), version=row.version, body=bytes(row.body), signature=bytes(row.signature), key_id=row.key_id),
+            row.armed,
         )
         for row in rows
     }
+
+
+def released_at(node_ids: Iterable[int]) -> set[tuple[int, str]]:
+    """Pairs of (node id, switch) of released switches that the node has said to have released: it need not hear of them again."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT answer.node_id, answer.switch_id FROM fleet_switchanswer answer JOIN fleet_switch known ON known.id = answer.switch_id"
+            " WHERE NOT known.armed AND answer.version = known.version AND answer.state = 'released' AND answer.node_id = ANY(%s)",
+            [list(node_ids)],
+        )
+        return {(node_id, str(switch)) for node_id, switch in cursor.fetchall()}
 
 
 def places(node_ids: Iterable[int]) -> dict[int, dict[str, str]]:

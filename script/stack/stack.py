@@ -226,7 +226,7 @@ class Stack:
         simulator = [PYTHON, "-m", "agent.simulator"]
         config = f"--config={self.layout.simulator / 'simulator.json'}"
         gateway = [*uvicorn, "fleet.gateway:application", f"--port={ports['gateway']}", "--ws=websockets-sansio"]
-        gateway += ["--ws-per-message-deflate=false", "--ws-max-size=1048576"]
+        gateway += ["--ws-per-message-deflate=false", "--ws-max-size=1048576", "--ws-ping-interval=0"]
         programs: list[Server] = []
 
         def add(name: str, command: list[str], environment: dict[str, str], ready: Callable[[], bool] | None = None) -> None:

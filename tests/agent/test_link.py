@@ -275,3 +275,8 @@ def test_pauses_are_a_random_share_of_a_bound_that_doubles_to_a_cap(failures: in
     backoff = Backoff(first_seconds=1, cap_seconds=60, refused_seconds=30)
     bound = max(min(60.0, 2.0 ** (min(failures, 8) - 1)), 30.0 if refused else 0.0)
     assert backoff.pause(failures, refused=refused, share=share) == pytest.approx(share * bound)
+
+
+@pytest.mark.parametrize(("heartbeat", "bound"), [(0.0, 1.0), (30.0, 30.0), (3600.0, 60.0)])
+def test_after_a_steady_connection_the_first_pause_is_spread_over_a_heartbeats_time(heartbeat: float, bound: float) -> None:
+    assert Backoff().pause(1, refused=False, share=0.5, spread_seconds=heartbeat) == pytest.approx(0.5 * bound)

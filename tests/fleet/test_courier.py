@@ -119,7 +119,18 @@ def test_a_switch_reaches_those_of_its_scope_and_no_others_also_later(gateway: G
         late = wire.receive()
         assert isinstance(late, SignedSwitch)
         assert not verify_switch(late, trusted_keys=(signing.public_key(),)).armed
-    assert switches.standing(type(armed).objects.get()).silent == 1, "it has not said that it released it"
+        assert switches.standing(type(armed).objects.get()).silent == 1, "it has not said that it released it"
+        wire.send({**answer, "version": 2, "state": "released", "sequence": 2, "at": timezone.now().timestamp()})
+        until(lambda: SwitchAnswer.objects.filter(switch=armed, node=inside, state="released").exists())
+    with Wire(gateway, key) as wire:
+        wire.receive()
+        with pytest.raises(TimeoutError):
+            wire.receive(1)  # it knows
+        # Its disk is back at an older state: it says that it still holds what was released, and hears of it again.
+        wire.send({**answer, "sequence": 3, "at": timezone.now().timestamp()})
+        again = wire.receive()
+        assert isinstance(again, SignedSwitch)
+        assert not verify_switch(again, trusted_keys=(signing.public_key(),)).armed
 
 
 def test_what_an_agent_did_on_its_own_is_kept_once_with_its_audit_entry(gateway: GatewayProcess) -> None:  # noqa: F811

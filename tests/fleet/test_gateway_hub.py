@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -13,11 +14,12 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import connection
 
-from agent.protocol import CloseCode
+from agent.protocol import CloseCode, Heartbeat, SignedSwitch
 from fleet.agents.hub import Hub
 from fleet.agents.session import Event, Session
 from fleet.control.desired_state import WAKE_KEY
-from fleet.models import AgentIdentity
+from fleet.control.switches import Relayed
+from fleet.models import AgentConnection, AgentIdentity, Node
 from tests.builders import T0, make_node
 from tests.tcp_door import TcpDoor
 
@@ -129,3 +131,42 @@ async def test_a_wake_during_an_outage_is_not_forgotten(hub: Hub, door: TcpDoor)
     assert await fails_again(hub)
     door.reopen()
     assert await eventually(lambda: socket.closed_with == CloseCode.REVOKED)
+
+
+class StuckSocket(Socket):
+    """An agent that reads nothing."""
+
+    async def send(self, event: Event) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_an_agent_that_does_not_read_holds_up_nobody_elses_switch(hub: Hub) -> None:
+    others = [(await joined(hub, bytes([number]) * 32))[1] for number in range(3)]
+    node = await sync_to_async(make_node)()
+    stuck = StuckSocket()
+    session = Session(hub, stuck.receive, stuck.send)
+    session.node_id, session.key = node.pk, b"s" * 32
+    hub.sessions[node.pk] = session
+    signed = SignedSwitch(switch=str(uuid4()), version=1, body=b"{}", signature=b"0" * 64, key_id="k")
+    relaying = asyncio.create_task(hub.courier._relay([Relayed("fleet", "", signed)], list(hub.sessions)))
+    assert await eventually(lambda: all(socket.sent for socket in others))
+    assert {event["text"] for socket in others for event in socket.sent} == {json.dumps(signed.to_json())}
+    relaying.cancel()
+
+
+async def test_a_node_is_written_when_its_boot_changes_and_not_with_every_heartbeat(hub: Hub) -> None:
+    session, _ = await joined(hub, b"a" * 32)
+
+    async def beat(boot_id: str) -> None:
+        hub.heard(session, Heartbeat(at=T0.timestamp(), boot_id=boot_id, clock_offset_seconds=0.0, applied_version=1))
+        await hub._flush()
+
+    node = Node.objects.filter(pk=session.node_id)
+    await beat("first")
+    assert (await node.aget()).boot_id == "first"
+    await node.aupdate(boot_id="as somebody else wrote it")
+    await beat("first")
+    assert (await node.aget()).boot_id == "as somebody else wrote it", "nothing new was to be written"
+    await beat("second")
+    assert (await node.aget()).boot_id == "second"
+    assert (await AgentConnection.objects.aget(node_id=session.node_id)).heartbeat_at == T0

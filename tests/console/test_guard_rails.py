@@ -35,7 +35,13 @@ def make_breaker(scope: str = "", **fields: Any) -> Breaker:
 def make_freeze(kind: str, scope: str = "") -> Freeze:
     now = timezone.now()
     return Freeze.objects.create(
-        scope_kind=kind, scope_key=scope, starts_at=now, ends_at=now + timedelta(hours=1), reason=f"freeze of {scope or kind}", created_by="lena", created_at=now
+        scope_kind=kind,
+        scope_key=scope,
+        starts_at=now,
+        ends_at=now + timedelta(hours=1),
+        reason=f"freeze of {scope or kind}",
+        created_by="lena",
+        created_at=now,
     )
 
 

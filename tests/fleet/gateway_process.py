@@ -92,7 +92,18 @@ class GatewayProcess:
 
     def _command(self) -> list[str]:
         command = [sys.executable, "-m", "uvicorn", "fleet.gateway:application", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--ws-max-size", "1048576", "--ws-ping-interval", "0", "--log-level", "info"]
+        command += [
+            "--ws",
+            "websockets-sansio",
+            "--ws-per-message-deflate",
+            "false",
+            "--ws-max-size",
+            "1048576",
+            "--ws-ping-interval",
+            "0",
+            "--log-level",
+            "info",
+        ]
         return command
 
     def stop(self) -> None:

@@ -195,7 +195,8 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = not INSECURE_HTTP
 # MASTHEAD_BEHIND_PROXY: true when a proxy that we trust sets X-Forwarded-Proto.
 if env_bool("MASTHEAD_BEHIND_PROXY", False):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^livez$"]
+# Prometheus beside us in a private network asks for its targets, with its token, without TLS.
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^livez$", r"^api/v1/sd/"]
 X_FRAME_OPTIONS = "DENY"
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {

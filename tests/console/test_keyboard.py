@@ -54,6 +54,7 @@ def test_filter_select_and_open_by_keyboard_alone(chromium: Browser, administrat
         page.keyboard.press("Backspace")
         wait_until(page, f"{shown}.length > 0")
         page.keyboard.press("Escape")
+        wait_until(page, f"!{shown}.every(r => r.textContent.includes('Harbor'))")
         page.keyboard.press("j")
         page.keyboard.press("j")
         page.keyboard.press("x")

@@ -36,7 +36,7 @@ def test_the_wheel_is_built_and_installed_as_the_readme_says(tmp_path: Path) -> 
     """Built by the locked tool, without a network; what it depends on is taken from here."""
     readme = (ROOT / "README.md").read_text()
     build = re.search(r"\(cd agent && \.\./\.venv/bin/hatchling (.*) -d \.\./dist\)", readme)
-    wheel = re.search(r"pip install '\./(.*\.whl)\[nvml\]'", readme)
+    wheel = re.search(r"pip install '\./(.*\.whl)\[nvml,kubernetes\]'", readme)
     assert build is not None
     assert wheel is not None
     subprocess.run([sys.executable, "-m", "hatchling", *build[1].split(), "-d", str(tmp_path)], cwd=ROOT / "agent", check=True, capture_output=True)

@@ -9,6 +9,7 @@ from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from pytest_django import Settings
 
 from fleet.models import Node, Region, Sender
 from fleet.telemetry.senders import create_sender, revoke_sender, rotate_token
@@ -49,6 +50,13 @@ def test_the_list_has_the_regions_of_the_token(client: Client, south: Region, to
     assert [group["targets"] for group in get(client, token, "triton").json()] == [["10.0.0.2:8002"]]
     assert [group["targets"] for group in get(client, token, "node").json()] == [["10.0.0.1:9100"]]
     assert get(client, token, "vllm").json() == []
+
+
+def test_prometheus_beside_us_asks_without_tls_and_nobody_else(token: str, settings: Settings) -> None:
+    settings.SECURE_SSL_REDIRECT = True
+    client = Client()
+    assert get(client, token).status_code == 200
+    assert client.get("/sites").status_code == 301
 
 
 def test_a_part_of_the_list_by_region(client: Client, south: Region) -> None:

@@ -56,6 +56,7 @@ class Receiver:
         max_body_bytes: int = 8 << 20,
         max_inflated_bytes: int = 64 << 20,
         max_waiting_bytes: int = 64 << 20,
+        body_seconds: float = 15.0,
     ) -> None:
         self._ingest = ingest
         self._senders = senders
@@ -66,6 +67,7 @@ class Receiver:
         self.max_body_bytes = max_body_bytes
         self.max_inflated_bytes = max_inflated_bytes
         self.max_waiting_bytes = max_waiting_bytes
+        self.body_seconds = body_seconds
         self.waiting_bytes = 0
         self.answers: dict[int, int] = {}
         self.used_senders = set() if used_senders is None else used_senders
@@ -107,7 +109,7 @@ class Receiver:
             raise Answered(503, "too much is waiting: send it again later", ((b"retry-after", b"2"),))
         self.waiting_bytes += size
         try:
-            body = await self._read(receive)
+            body = await self._read_in_time(receive)
             await asyncio.get_running_loop().run_in_executor(self._executor, self._take, body, sender)
         finally:
             self.waiting_bytes -= size
@@ -141,6 +143,14 @@ class Receiver:
         if size > self.max_body_bytes:
             raise Answered(413, f"Content-Length: {size} bytes is more than {self.max_body_bytes}")
         return size
+
+    async def _read_in_time(self, receive: Receive) -> bytes:
+        """A sender whose link was cut in the middle must not hold its share of what may wait for ever. 503: it sends the batch again."""
+        try:
+            async with asyncio.timeout(self.body_seconds):
+                return await self._read(receive)
+        except TimeoutError:
+            raise Answered(503, f"the body did not come within {self.body_seconds:g} s: send it again", ((b"retry-after", b"2"),)) from None
 
     async def _read(self, receive: Receive) -> bytes:
         parts: list[bytes] = []

@@ -129,8 +129,9 @@ class ApiViewSet(ApiView, viewsets.GenericViewSet[Any]):
     def locked_for_write(self) -> Any:
         """The object, locked, after If-Match was checked (428 without it, 412 when stale). Call inside a transaction."""
         instance = self.get_object()
-        locked = type(instance)._default_manager.select_for_update().get(pk=instance.pk)
-        check_if_match(self.request, self.etag(instance))
+        locked = type(instance)._default_manager.select_for_update().filter(pk=instance.pk).first()
+        # Read again: whoever held the lock before us may have changed it, moved it out of the scope, or deleted it.
+        check_if_match(self.request, self.etag(self.get_object()))
         return locked
 
 

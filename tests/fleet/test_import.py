@@ -180,6 +180,24 @@ def test_regions_of_a_new_area_are_added_and_undone(owner: User) -> None:
     assert not Area.objects.exists()
 
 
+def test_rights_are_looked_at_again_when_it_is_applied(owner: User, south: Region) -> None:
+    """A role may have ended since the check, a token of fewer regions may apply it, a site may have moved."""
+    north = make_region("north")
+    make_site("A", region=south, name="old")
+    mine = make_site("B", region=north, name="old")
+    make_node("n1", site=mine)
+    files = {"sites": b"code,region,name\nA,south,new\nB,north,new\n", "nodes": b"site,host_name,role\nB,n1,du\n"}
+    held = {kind: checked(owner, content, kind, region_ids=[south.pk, north.pk]) for kind, content in files.items()}
+    Site.objects.filter(pk=mine.pk).update(region=south)
+    for kind, allowed in (("sites", [north.pk]), ("nodes", [north.pk])):
+        pipeline.queue_apply(held[kind], user=owner, reason="x", region_ids=allowed, now=T0)
+        job = work(held[kind].job)
+        assert job.state != Job.State.DONE
+        held[kind].refresh_from_db()
+        assert held[kind].applied_at is None
+    assert set(Site.objects.values_list("name", flat=True)) == {"old"}
+
+
 def test_a_region_lies_in_one_area(owner: User, south: Region) -> None:
     held = checked(owner, b"code,region,area\nA,south,fr\n")
     assert errors_of(held) == [(2, "area", "the region 'south' lies in the area 'de', not in 'fr'.")]

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from fleet.inventory.seen import reconcile_agent_report, reconcile_telemetry
-from fleet.models import Gpu, MigSlice, Workload
+from fleet.models import AgentConnection, Disagreement, Gpu, MigSlice, Workload
 from tests.builders import T0, make_node, make_site
 from tests.fleet.seen import gpu_facts, report, series, slice_facts
 
@@ -46,6 +46,19 @@ def test_the_same_new_gpu_from_both_sides_at_once_is_one_record() -> None:
     assert Gpu.objects.count() == 4
     assert MigSlice.objects.filter(ended_at__isnull=True).count() == 28
     assert Workload.objects.running().count() == 28
+
+
+def test_an_agent_takes_nothing_from_a_gpu_that_another_nodes_agent_has() -> None:
+    here, there = make_node("n1", site=make_site("A"), expected_gpus=1), make_node("n2", site=make_site("B"), expected_gpus=1)
+    AgentConnection.objects.create(node=here, connected=True, connected_at=T0, heartbeat_at=T0, report={"inventory": {"gpus": [{"uuid": "GPU-1"}]}})
+    slices = tuple(slice_facts(7 + start, "1g.10gb", start, 1) for start in range(7))
+    reconcile_agent_report(here.pk, report(T0, gpu_facts("GPU-1", mig_enabled=True, slices=slices)), T0)
+    before = Gpu.objects.values().get()
+    later = T0 + timedelta(minutes=1)
+    reconcile_agent_report(there.pk, report(later, gpu_facts("GPU-1", mig_enabled=False, slices=())), later)
+    assert Gpu.objects.values().get() == before
+    assert MigSlice.objects.filter(ended_at__isnull=True).count() == 7
+    assert Disagreement.objects.get().field == "node_id"
 
 
 def test_a_gpu_that_two_agents_report_at_once_is_at_one_of_them() -> None:

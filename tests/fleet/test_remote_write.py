@@ -130,6 +130,19 @@ async def test_too_much_waiting_is_503_with_a_time_to_come_again(client: httpx.A
     assert (await write(client)).status_code == 204
 
 
+async def test_a_link_that_is_cut_in_the_middle_of_a_body_gives_its_share_back(client: httpx.AsyncClient, receiver: Receiver) -> None:
+    receiver.body_seconds = 0.05
+
+    async def half() -> AsyncIterator[bytes]:
+        yield GOOD[:10]
+        await asyncio.sleep(5)
+
+    answer = await asyncio.wait_for(client.post("/api/v1/write", content=half(), headers=HEADERS), 4)
+    assert (answer.status_code, answer.headers["retry-after"], receiver.waiting_bytes) == (503, "2", 0)
+    receiver.body_seconds = 15
+    assert (await write(client)).status_code == 204
+
+
 async def test_while_starting_all_is_sent_again_later(client: httpx.AsyncClient, receiver: Receiver) -> None:
     receiver.accepting = False
     assert (await write(client, headers={"Authorization": "Bearer wrong"})).status_code == 503

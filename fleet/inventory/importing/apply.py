@@ -42,7 +42,7 @@ def apply_rows(inventory_import: InventoryImport, progress: Progress, user: Any,
         progress.start("apply", len(rows))
         target = _target(locked, now)
         target.load([row.values for row in rows], lock=True)
-        conflicts = [problem for row in rows if (problem := _differs(target, row, row.before))]
+        conflicts = [problem for row in rows if (problem := _forbidden(target, row) or _differs(target, row, row.before))]
         if conflicts:
             raise ChangedSince("The inventory changed since the check; nothing was applied.", conflicts)
         target.create([row.values for row in rows if row.outcome == ImportRow.Outcome.NEW], progress.advance)
@@ -75,7 +75,7 @@ def undo_rows(inventory_import: InventoryImport, progress: Progress, user: Any, 
         progress.start("undo", len(rows))
         target = _target(locked, now)
         target.load([values for row in rows for values in (row.values, row.before) if values], lock=True)
-        conflicts = [problem for row in rows if (problem := _differs(target, row, row.values))]
+        conflicts = [problem for row in rows if (problem := _forbidden(target, row) or _differs(target, row, row.values))]
         made = [row.key for row in rows if row.outcome == ImportRow.Outcome.NEW]
         if not conflicts:
             conflicts = [f"{key} {why}" for key, why in sorted(target.users(made).items())]
@@ -102,6 +102,13 @@ def _changes(row: ImportRow) -> dict[str, Any]:
 def _back(row: ImportRow) -> dict[str, Any]:
     before = row.before or {}
     return {name: before[name] for name in _changes(row) if name in before}
+
+
+def _forbidden(target: Target, row: ImportRow) -> str:
+    """Why a row may not be written by whoever decided; "" when it may."""
+    if all(target.may_write(row.key, values) for values in (row.values, row.before) if values):
+        return ""
+    return f"Row {row.number}: {row.key} is not yours to change."
 
 
 def _differs(target: Target, row: ImportRow, wanted: dict[str, Any] | None) -> str:

@@ -44,6 +44,10 @@ class NodeTarget(Target):
         self.sites = sites_by_code({str(row["site"]) for row in rows if row.get("site")})
         self.held = nodes_by_key([site.pk for site in self.sites.values()], lock=lock)
 
+    def regions_of(self, key: str, values: Values) -> set[int | None]:
+        held = self.held.get(key)
+        return ({held.site.region_id} if held is not None else set()) | region_of_site(values, self.sites)
+
     def check(self, row: CheckedRow) -> None:
         check_site(self, row, self.sites)
 
@@ -126,6 +130,10 @@ class GpuTarget(Target):
         if complete[PLACEMENTS] is None:
             del complete[PLACEMENTS]
         return complete
+
+    def regions_of(self, key: str, values: Values) -> set[int | None]:
+        held = self.held.get(key)
+        return ({held.node.site.region_id} if held is not None else set()) | region_of_site(values, self.sites)
 
     def check(self, row: CheckedRow) -> None:
         if row.values.get(PLACEMENTS) is None:
@@ -270,6 +278,12 @@ def nodes_by_key(site_ids: Sequence[int], *, lock: bool) -> dict[str, Node]:
         nodes = Node.objects.filter(site_id__in=part, retired_at__isnull=True).select_related("site").order_by("pk")
         found.update({f"{node.site.code}/{host_label(node.host_name)}": node for node in (nodes.select_for_update(of=("self",)) if lock else nodes)})
     return found
+
+
+def region_of_site(values: Values, sites: Mapping[str, Site]) -> set[int | None]:
+    """The region of the row's site; None when there is no such site; nothing when the row names none."""
+    code = values.get("site")
+    return {sites[str(code)].region_id if code in sites else None} if code else set()
 
 
 def check_site(target: Target, row: CheckedRow, sites: Mapping[str, Site]) -> None:

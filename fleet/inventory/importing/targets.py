@@ -51,6 +51,14 @@ class Target(ABC):
         """Add the errors that need the inventory: what the row refers to, and whether it may be changed."""
 
     @abstractmethod
+    def regions_of(self, key: str, values: Values) -> set[int | None]:
+        """Regions that a row touches: where the object is now, and where the row puts it. None is a place that does not exist."""
+
+    def may_write(self, key: str, values: Values) -> bool:
+        """Whether the row may be written now: rights end and sites move between check and apply."""
+        return self.region_ids is None or self.regions_of(key, values) <= self.region_ids
+
+    @abstractmethod
     def current(self, held: Any) -> dict[str, Value]:
         """An object of the inventory as a row of the import would write it."""
 
@@ -117,6 +125,10 @@ class SiteTarget(Target):
         slugs = {region.pk: region for region in self.regions.values()}
         for site in self.held.values():
             site.region = slugs[site.region_id]
+
+    def regions_of(self, key: str, values: Values) -> set[int | None]:
+        held, region = self.held.get(key), self.regions.get(str(values.get("region")))
+        return ({held.region_id} if held is not None else set()) | ({region.pk if region else None} if values.get("region") else set())
 
     def check(self, row: CheckedRow) -> None:
         held = self.held.get(row.key)

@@ -85,7 +85,8 @@ class GpuPass:
         if gpu.last_seen_at is not None and each.at < gpu.last_seen_at - LATE:
             return False
         site_id = self.nodes[gpu.node_id].site_id
-        self._settle_node(gpu, each)
+        if not self._settle_node(gpu, each):
+            return False
         sku = sku_for_model(each.model_name) if each.model_name else None
         if gpu.sku == UNKNOWN and sku is not None:
             gpu.sku, gpu.sources["sku"] = sku.key, self.seen.source
@@ -144,21 +145,25 @@ class GpuPass:
         self.arrived[gpu.uuid] = each
         return True
 
-    def _settle_node(self, gpu: Gpu, each: ObservedGpu) -> None:
-        """Follow a GPU to another node when the one who said where it is says so, and, among agents, when the old node's agent no longer has it."""
+    def _settle_node(self, gpu: Gpu, each: ObservedGpu) -> bool:
+        """Follow a GPU to another node when the one who said where it is says so, and, among agents, when the old node's agent no longer has it.
+
+        False when another node's agent has it: what this one says of it is disputed, and none of it is taken.
+        """
         if each.node_id is None:
-            return
+            return True
         before = gpu.node_id
         words = (self._where(before), self._where(each.node_id))
         if each.node_id != before and self.seen.source == Source.AGENT and gpu.uuid in self.claims.get(before, ()):
             site_id = self.nodes[before].site_id
             self.ledger.dispute(ObjectKind.GPU, gpu.uuid, "node_id", site_id=site_id, held_source=Source.AGENT, held=words[0], seen=words[1], at=each.at)
-            return
+            return False
         if gpu.retired_at is not None and each.node_id != before:
             gpu.sources["node_id"] = self.seen.source  # a retired GPU stands nowhere: wherever it shows up is its place
         self.ledger.settle(gpu, "node_id", each.node_id, key=gpu.uuid, site_id=self.nodes[before].site_id, at=each.at, words=words)
         if gpu.node_id != before:
             self._moved(gpu, before, each)
+        return True
 
     def _moved(self, gpu: Gpu, before: int, each: ObservedGpu) -> None:
         self.on_node[before].remove(gpu)

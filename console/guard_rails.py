@@ -6,23 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from django import forms
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy as lazy
 
 from console.access import Access, Right
 from console.maintenance import LocalTimeField
+from console.switch_scope import in_sight
 from fleet.models import Breaker, Freeze, Node, ObjectKind, Region, Site
 
 
 def visible_breakers(access: Access) -> QuerySet[Breaker]:
-    """Breakers over the caller's regions; those of the fleet too, since they hold there as well."""
-    if not access.is_operator_side:
-        return Breaker.objects.none()
-    if access.fleet_rank:
-        return Breaker.objects.all()
-    return Breaker.objects.filter(Q(scope_kind=ObjectKind.FLEET) | Q(scope_kind=ObjectKind.REGION, scope_key__in=access.regions().values("slug")))
+    return in_sight(access, Breaker.objects.all())
 
 
 def _approved_regions(access: Access) -> QuerySet[Region]:
@@ -56,24 +52,7 @@ def breaker_region(breaker: Breaker) -> int | None:
 
 
 def visible_freezes(access: Access) -> QuerySet[Freeze]:
-    """Freezes over something that the caller sees, and those of wider scopes."""
-    if not access.is_operator_side:
-        return Freeze.objects.none()
-    if access.fleet_rank:
-        return Freeze.objects.all()
-    regions = access.regions()
-    nodes = [str(pk) for pk in access.nodes().filter(pk__in=_frozen_nodes()).values_list("pk", flat=True)]
-    return Freeze.objects.filter(
-        Q(scope_kind=ObjectKind.FLEET)
-        | Q(scope_kind=ObjectKind.AREA, scope_key__in=regions.values("area__slug"))
-        | Q(scope_kind=ObjectKind.REGION, scope_key__in=regions.values("slug"))
-        | Q(scope_kind=ObjectKind.SITE, scope_key__in=access.sites().values("code"))
-        | Q(scope_kind=ObjectKind.NODE, scope_key__in=nodes)
-    )
-
-
-def _frozen_nodes() -> list[int]:
-    return [int(key) for key in Freeze.objects.filter(scope_kind=ObjectKind.NODE).values_list("scope_key", flat=True).distinct()]
+    return in_sight(access, Freeze.objects.all())
 
 
 class FreezeForm(forms.Form):

@@ -1,8 +1,10 @@
-"""Which switches a person sees, and which scopes it may name: one outside its regions is as one that does not exist."""
+"""Which switches, freezes and breakers a person sees, and which scopes it may name: one outside its regions is as one that does not exist."""
 
 from __future__ import annotations
 
-from django.db.models import Q
+from typing import Any, TypeVar
+
+from django.db.models import Q, QuerySet
 
 from console.access import Access
 from fleet.control.commands import CommandRefused
@@ -10,6 +12,8 @@ from fleet.control.switches import find_switch_scope
 from fleet.health.maintenance import Scope
 from fleet.models import ObjectKind, Switch
 from fleet.models.switch import SwitchQuerySet
+
+Scoped = TypeVar("Scoped", bound=QuerySet[Any])
 
 
 def require_in_scope(access: Access, kind: str, key: str) -> Scope:
@@ -20,15 +24,16 @@ def require_in_scope(access: Access, kind: str, key: str) -> Scope:
     return scope
 
 
-def visible_switches(access: Access) -> SwitchQuerySet:
-    """Switches over something that the caller sees; those of wider scopes too, since they hold there as well."""
+def in_sight(access: Access, rows: Scoped) -> Scoped:
+    """Those of switches, freezes or breakers that hold over something that the caller sees: those of wider scopes too. Two statements at most, and the caller's own."""
     if not access.is_operator_side:
-        return Switch.objects.none()
+        return rows.none()
     if access.fleet_rank:
-        return Switch.objects.all()
+        return rows
     regions = access.regions()
-    nodes = [str(pk) for pk in access.nodes().filter(pk__in=_node_ids()).values_list("pk", flat=True)]
-    return Switch.objects.filter(
+    named = [int(key) for key in rows.filter(scope_kind=ObjectKind.NODE).values_list("scope_key", flat=True).distinct()]
+    nodes = [str(pk) for pk in access.nodes().filter(pk__in=named).values_list("pk", flat=True)]
+    return rows.filter(
         Q(scope_kind=ObjectKind.FLEET)
         | Q(scope_kind=ObjectKind.AREA, scope_key__in=regions.values("area__slug"))
         | Q(scope_kind=ObjectKind.REGION, scope_key__in=regions.values("slug"))
@@ -37,5 +42,5 @@ def visible_switches(access: Access) -> SwitchQuerySet:
     )
 
 
-def _node_ids() -> list[int]:
-    return [int(key) for key in Switch.objects.filter(scope_kind=ObjectKind.NODE).values_list("scope_key", flat=True).distinct()]
+def visible_switches(access: Access) -> SwitchQuerySet:
+    return in_sight(access, Switch.objects.all())

@@ -245,6 +245,8 @@ class NodeAgent:
         acks = [self._converger.accept(document, now) for document in documents]
         outcome = self._converger.converge(now, longest=self._converge_seconds)
         reports = inspect(self._backend, self._journal, now) if inspect_now else None
+        if inspect_now:
+            self._boot_id = self._backend.boot_id()  # in a container or on simulated hardware an agent may outlive a boot
         observations = self._converger.observations() if tell_all else outcome.observations
         return _Step(acks=acks, observations=observations, due_at=outcome.due_at, reports=reports)
 

@@ -80,6 +80,7 @@ async def running(gateway: Gateway, folder: Path, machine: Machine, cluster: Nod
             pool=pool,
             backoff=FAST,
             converge_seconds=0.2,
+            inspect_seconds=0.2,
             clock=lambda: T0 + time.monotonic() - began,
             cluster=cluster,
             repeat_seconds=0.1,
@@ -98,6 +99,14 @@ async def running(gateway: Gateway, folder: Path, machine: Machine, cluster: Nod
 async def listening(gateway: Gateway) -> AsyncIterator[int]:
     async with serve(gateway.serve, "127.0.0.1", 0, compression=None) as server:
         yield next(iter(server.sockets)).getsockname()[1]
+
+
+async def test_an_agent_that_outlives_a_boot_tells_the_new_one(gateway: Gateway, tmp_path: Path) -> None:
+    machine = Machine([A])
+    async with listening(gateway) as port, running(gateway, tmp_path, machine, NodeCluster(), port) as agent:
+        assert agent.heartbeat(0.0).boot_id == "boot-1"
+        machine.boot = "boot-2"
+        await until(lambda: agent.heartbeat(0.0).boot_id == "boot-2")
 
 
 async def test_an_order_comes_by_the_socket_and_its_result_goes_back_until_it_is_stored(gateway: Gateway, tmp_path: Path) -> None:

@@ -218,6 +218,12 @@ def test_a_kind_that_this_release_does_not_know_holds_up_nothing_else() -> None:
     assert (unknown.state, known.state) == (Command.State.RUNNING, Command.State.DONE)
 
 
+def test_only_what_changes_a_node_is_bound_to_its_boot() -> None:
+    node = make_agent(boot_id="boot-7")
+    told = [body_of(flying(submitted(kind, [node]).command)[0]).preconditions.boot_id for kind in ("diagnostics", "drain")]
+    assert told == ["", "boot-7"]
+
+
 def test_orders_rise_with_every_body_that_is_signed() -> None:
     node = make_agent()
     orders = [body_of(flying(submitted("diagnostics", [node]).command)[0]).sequence for _ in range(3)]
